@@ -1,0 +1,175 @@
+"""Run unittest classes of somebody else's suite on an event loop, one process per class, and compare with stock asyncio.
+
+A child process (`script JSON`) runs one class, or some tests of one, and reports each test by a line in a file: see
+`report.py`. When a test hangs or kills its process, the rest of the class goes on in a new process, so that a hang costs
+one test. Only what did not pass is looked at twice: first alone, since some of these tests have deadlines and the
+machine is busy, then on stock, since what fails there too says nothing about this loop.
+"""
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+CLASS_S = 900           # guessed: the longest class takes about a minute on stock
+RETRY_UP_TO = 10        # tests of one class; more failures than that are no accident
+
+
+class Outcome(NamedTuple):
+    what: str           # pass, skip, fail, died (hung or took the process along)
+    why: str = ""       # traceback or reason
+    flaky: bool = False
+
+
+class Short(NamedTuple):
+    """A test that stock passes and this loop does not."""
+    name: str
+    outcome: Outcome
+    excluded: str = ""  # why that is right, from the table of exclusions
+
+
+class ClassReport(NamedTuple):
+    outcomes: dict[str, Outcome]
+    short: list[Short]
+    loops: int          # event loops the factory was asked for: 0 means that the loop was not tested at all
+
+
+class Runner:
+    """Runs classes on loop `loop` by child script `child`, at most `jobs` processes at a time. Safe for threads."""
+
+    def __init__(self, child, loop, jobs, hang_s=60, retries=2):
+        self.child, self.loop, self.jobs, self.hang_s, self.retries = str(child), loop, jobs, hang_s, retries
+        self.slots = threading.Semaphore(jobs)
+        self.one_waits = threading.Lock()       # two that collect all slots would each end up with half
+        self.live = set()
+        self.stopped = False
+
+    @contextlib.contextmanager
+    def alone(self):
+        with self.one_waits:
+            for _ in range(self.jobs):
+                self.slots.acquire()
+        try:
+            yield
+        finally:
+            self.slots.release(self.jobs)
+
+    def process(self, loop, module, cls, names, folder):
+        """One child process; returns its report's lines and the end of what it said on stderr."""
+        report, said = os.path.join(folder, "report"), os.path.join(folder, "stderr")
+        order = json.dumps(dict(loop=loop, module=module, cls=cls, names=names, report=report, hang_s=self.hang_s))
+        with open(report, "w"), open(said, "w") as err:
+            # files, not pipes: a grandchild that survives must not keep us waiting; a group, so that it does not survive
+            p = subprocess.Popen([sys.executable, self.child, order], cwd=folder, process_group=0,
+                                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err)
+            self.live.add(p.pid)
+            try:
+                if self.stopped:
+                    raise KeyboardInterrupt
+                p.wait(CLASS_S)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                kill_group(p.pid)
+                p.wait()
+                self.live.discard(p.pid)
+        with open(report) as f, open(said, errors="replace") as err:
+            return [json.loads(line) for line in f if line.endswith("\n")], err.read()[-6000:]
+
+    def run_class(self, module, cls, names=None, loop=None):
+        """Outcomes of the class's tests (only `names`, if given) and how many loops were made."""
+        outcomes, loops = {}, 0
+        while True:
+            with tempfile.TemporaryDirectory(prefix="conformance-", ignore_cleanup_errors=True) as folder:
+                lines, said = self.process(loop or self.loop, module, cls, names, folder)
+            planned, started, done = [], [], False
+            for what, name, why in lines:
+                full = f"{module}.{cls}.{name}"
+                if what == "plan":
+                    planned.append(name)
+                elif what == "start":
+                    started.append(name)
+                elif what == "done":
+                    done, loops = True, loops + int(name)
+                elif outcomes.get(full, ("",))[0] != "fail":
+                    outcomes[full] = Outcome(what, why)
+            for name in started:
+                outcomes.setdefault(f"{module}.{cls}.{name}", Outcome("died", said))
+            names = [n for n in planned if n not in started]
+            if done or not started or not names:
+                if not done and not started:
+                    outcomes[f"{module}.{cls}.*"] = Outcome("died", said)
+                return outcomes, loops
+
+    def retry(self, module, cls, outcomes):
+        bad = [n for n, o in outcomes.items() if o.what in ("fail", "died") and not n.endswith(".*")]
+        for full in bad if len(bad) <= RETRY_UP_TO else ():
+            for _ in range(self.retries):
+                with self.alone():
+                    again = self.run_class(module, cls, [full.rpartition(".")[2]])[0].get(full)
+                if again and again.what == "pass":
+                    outcomes[full] = Outcome("pass", outcomes[full].why, flaky=True)
+                    break
+
+    def on_stock(self, module, cls, outcomes, retries=1):
+        """What stock makes of the tests that did not pass here. One pass is enough: stock's bad luck is no excuse."""
+        suspects = [n for n, o in outcomes.items() if o.what != "pass"]
+        whole = any(n.endswith(".*") for n in suspects)
+        stock = {}
+        for _ in range(1 + retries):
+            left = [n for n in suspects if stock.get(n) not in ("pass", "skip")]
+            if not left:
+                break
+            with self.slots:
+                names = None if whole else [n.rpartition(".")[2] for n in left]
+                found, _ = self.run_class(module, cls, names, loop="asyncio")
+            stock.update((n, o.what) for n, o in found.items() if stock.get(n) != "pass")
+        return stock
+
+    def check_class(self, module, cls, stock=None, exclusions={}):
+        """Run the class and name what stock passes and this loop does not.
+
+        `stock` ({name: outcome}) spares the run of stock; `exclusions` maps `module.Class.test` to a reason.
+        """
+        with self.slots:
+            outcomes, loops = self.run_class(module, cls)
+        if self.loop == "asyncio":
+            return ClassReport(outcomes, [], loops)
+        self.retry(module, cls, outcomes)
+        if stock is None:
+            stock = self.on_stock(module, cls, outcomes)
+        prefix = f"{module}.{cls}."
+        short = [Short(n, outcomes.get(n, Outcome("not run")), exclusions.get(n, ""))
+                 for n, what in sorted(stock.items())
+                 if what == "pass" and n.startswith(prefix) and outcomes.get(n, ("",))[0] != "pass"]
+        return ClassReport(outcomes, short, loops)
+
+    def start(self, units, **kw):
+        """Begin to check all `units` (module, class); returns {unit: future of its ClassReport} and the pool."""
+        pool = ThreadPoolExecutor(self.jobs)
+        return {u: pool.submit(self.check_class, *u, **kw) for u in units}, pool
+
+    def stop(self, pool):
+        self.stopped = True
+        pool.shutdown(wait=False, cancel_futures=True)
+        for pid in list(self.live):
+            kill_group(pid)
+
+
+def kill_group(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def list_units(child):
+    """The (module, class) pairs that the child script knows, asked in a process of its own.
+
+    Importing a foreign suite changes the process that does it: policies, warnings, signal handlers.
+    """
+    p = subprocess.run([sys.executable, str(child), "list"], stdout=subprocess.PIPE, check=True, timeout=120)
+    return [tuple(u) for u in json.loads(p.stdout.splitlines()[-1])]
