@@ -11,7 +11,7 @@ import os
 import sys
 import unittest
 
-import report
+import foreign_report
 
 MIXINS = {      # module: {mix-in: the method that makes the loop}
     "test_events": {"EventLoopTestsMixin": "create_event_loop", "SubprocessTestsMixin": "create_event_loop"},
@@ -38,6 +38,10 @@ def method_names(cls):
 
 
 def units():
+    try:
+        load("utils")
+    except ImportError:
+        sys.exit(f"CPython's test package is not installed for {sys.executable}")
     found = [(m, mixin) for m, mixins in MIXINS.items() for mixin in mixins]
     for name in MODULES:
         try:
@@ -84,13 +88,13 @@ def test_case(m, name, hook, new):
 
 
 def main(order):
-    new = report.Factory(order["loop"])
+    new = foreign_report.Factory(order["loop"])
     make_default(new)
     m = load(order["module"])
     hook = MIXINS.get(order["module"], {}).get(order["cls"])
     case, names = test_case(m, order["cls"], hook, new)
     wanted = order["names"]
-    report.run(case, [n for n in names if wanted is None or n in wanted], order["report"], order["hang_s"], new)
+    foreign_report.run(case, [n for n in names if wanted is None or n in wanted], order["report"], order["hang_s"], new)
 
 
 if __name__ == "__main__":

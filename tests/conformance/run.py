@@ -12,8 +12,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import harness
-from exclusions import EXCLUSIONS
+import foreign_suite
+from exclusions_cpython import EXCLUSIONS
 
 CHILD = Path(__file__).with_name("child.py")
 
@@ -35,9 +35,12 @@ def arguments(doc, modules):
 
 
 def main(doc, child, exclusions):
-    units = harness.list_units(child)
+    try:
+        units = foreign_suite.list_units(child)
+    except LookupError as e:
+        sys.exit(str(e))
     a = arguments(doc, dict.fromkeys(m for m, _ in units))
-    runner = harness.Runner(child, a.loop, a.jobs, a.hang, a.retries)
+    runner = foreign_suite.Runner(child, a.loop, a.jobs, a.hang, a.retries)
     stock = json.loads(Path(a.against).read_text()) if a.against else None
     chosen = [u for u in units if not a.modules or u[0] in a.modules]
     futures, pool = runner.start(chosen, stock=stock, exclusions=exclusions)
@@ -48,7 +51,7 @@ def main(doc, child, exclusions):
     outcomes = {n: o for r in reports for n, o in r.outcomes.items()}
     short = [s for r in reports for s in r.short if not s.excluded]
     if a.loop == "asyncio":
-        short = [harness.Short(n, o) for n, o in outcomes.items() if o.what in ("fail", "died")]
+        short = [foreign_suite.Short(n, o) for n, o in outcomes.items() if o.what in ("fail", "died")]
     if a.json:
         Path(a.json).write_text(json.dumps({n: o.what for n, o in outcomes.items()}, indent=0, sort_keys=True))
     for s in short:
@@ -62,7 +65,7 @@ def main(doc, child, exclusions):
 def show_class(unit, r):
     bad = sum(o.what in ("fail", "died") for o in r.outcomes.values())
     if bad or r.short:
-        print(f"{'.'.join(unit)}: {bad} of {len(r.outcomes)} fail, {len(r.short)} of them pass on stock", flush=True)
+        print(f"{'.'.join(unit)}: {bad} of {len(r.outcomes)} fail; stock passes {len(r.short)} of them", flush=True)
     return r
 
 

@@ -1,7 +1,7 @@
 """Run unittest classes of somebody else's suite on an event loop, one process per class, and compare with stock asyncio.
 
 A child process (`script JSON`) runs one class, or some tests of one, and reports each test by a line in a file: see
-`report.py`. When a test hangs or kills its process, the rest of the class goes on in a new process, so that a hang costs
+`foreign_report.py`. When a test hangs or kills its process, the rest of the class goes on in a new process, so that a hang costs
 one test. Only what did not pass is looked at twice: first alone, since some of these tests have deadlines and the
 machine is busy, then on stock, since what fails there too says nothing about this loop.
 """
@@ -167,9 +167,11 @@ def kill_group(pid):
 
 
 def list_units(child):
-    """The (module, class) pairs that the child script knows, asked in a process of its own.
+    """The (module, class) pairs that the child script knows; LookupError says why there are none.
 
-    Importing a foreign suite changes the process that does it: policies, warnings, signal handlers.
+    Asked in a process of its own: importing a foreign suite changes policies, warnings, signal handlers.
     """
-    p = subprocess.run([sys.executable, str(child), "list"], stdout=subprocess.PIPE, check=True, timeout=120)
+    p = subprocess.run([sys.executable, str(child), "list"], capture_output=True, text=True, timeout=120)
+    if p.returncode:
+        raise LookupError(p.stderr.strip().rpartition("\n")[2])
     return [tuple(u) for u in json.loads(p.stdout.splitlines()[-1])]
