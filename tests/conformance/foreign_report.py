@@ -69,6 +69,7 @@ class Report(unittest.TestResult):
 
 def run(case, names, report, hang_s, factory):
     """Run the tests `names` of class `case`, report them, and end the process."""
+    faulthandler.enable()
     warnings.simplefilter("ignore", DeprecationWarning)         # policies, from 3.14 on
     out = Report(report, hang_s)
     for name in names:

@@ -79,7 +79,8 @@ class Runner:
                 p.wait()
                 self.live.discard(p.pid)
         with open(report) as f, open(said, errors="replace") as err:
-            return [json.loads(line) for line in f if line.endswith("\n")], err.read()[-6000:]
+            return [json.loads(line) for line in f if line.endswith("\n")], \
+                f"{err.read()[-6000:]}\nthe process ended with {p.returncode}"
 
     def run_class(self, module, cls, names=None, loop=None):
         """Outcomes of the class's tests (only `names`, if given) and how many loops were made."""
