@@ -2,8 +2,8 @@
 
 A child process (`script JSON`) runs one class, or some tests of one, and reports each test by a line in a file: see
 `foreign_report.py`. When a test hangs or kills its process, the rest of the class goes on in a new process, so that a hang costs
-one test. Only what did not pass is looked at twice: first alone, since some of these tests have deadlines and the
-machine is busy, then on stock, since what fails there too says nothing about this loop.
+one test. Only what did not pass is looked at twice: on stock, since what fails there too says nothing about this loop,
+and then again alone, since some of these tests have deadlines and the machine is busy.
 """
 import contextlib
 import json
@@ -107,30 +107,30 @@ class Runner:
                     outcomes[f"{module}.{cls}.*"] = Outcome("died", said)
                 return outcomes, loops
 
-    def retry(self, module, cls, outcomes):
-        bad = [n for n, o in outcomes.items() if o.what in ("fail", "died") and not n.endswith(".*")]
-        for full in bad if len(bad) <= RETRY_UP_TO else ():
-            for _ in range(self.retries):
-                with self.alone():
-                    again = self.run_class(module, cls, [full.rpartition(".")[2]])[0].get(full)
-                if again and again.what == "pass":
-                    outcomes[full] = Outcome("pass", outcomes[full].why, flaky=True)
-                    break
+    def on_stock(self, module, cls, outcomes):
+        """{test: what stock makes of it} for the tests that did not pass here, or that never ran.
 
-    def on_stock(self, module, cls, outcomes, retries=1):
-        """What stock makes of the tests that did not pass here. One pass is enough: stock's bad luck is no excuse."""
-        suspects = [n for n, o in outcomes.items() if o.what != "pass"]
-        whole = any(n.endswith(".*") for n in suspects)
-        stock = {}
-        for _ in range(1 + retries):
+        Stock gets a second try: its bad luck is no excuse.
+        """
+        suspects, stock = [n for n, o in outcomes.items() if o.what != "pass"], {}
+        for _ in range(2):
             left = [n for n in suspects if stock.get(n) not in ("pass", "skip")]
-            if not left:
-                break
-            with self.slots:
+            whole = any(n.endswith(".*") for n in left)     # the process told of no test at all
+            if left:
                 names = None if whole else [n.rpartition(".")[2] for n in left]
-                found, _ = self.run_class(module, cls, names, loop="asyncio")
-            stock.update((n, o.what) for n, o in found.items() if stock.get(n) != "pass")
+                with self.slots:
+                    found, _ = self.run_class(module, cls, names, loop="asyncio")
+                stock.update((n, o.what) for n, o in found.items() if stock.get(n) != "pass")
         return stock
+
+    def retry(self, module, cls, outcomes, full):
+        """Run test `full` again, on an otherwise idle machine as far as we make it so."""
+        for _ in range(self.retries):
+            with self.alone():
+                again = self.run_class(module, cls, [full.rpartition(".")[2]])[0].get(full)
+            if again and again.what == "pass":
+                outcomes[full] = Outcome("pass", outcomes[full].why, flaky=True)
+                return
 
     def check_class(self, module, cls, stock=None, exclusions={}):
         """Run the class and name what stock passes and this loop does not.
@@ -141,13 +141,16 @@ class Runner:
             outcomes, loops = self.run_class(module, cls)
         if self.loop == "asyncio":
             return ClassReport(outcomes, [], loops)
-        self.retry(module, cls, outcomes)
         if stock is None:
             stock = self.on_stock(module, cls, outcomes)
-        prefix = f"{module}.{cls}."
-        short = [Short(n, outcomes.get(n, Outcome("not run")), exclusions.get(n, ""))
-                 for n, what in sorted(stock.items())
-                 if what == "pass" and n.startswith(prefix) and outcomes.get(n, ("",))[0] != "pass"]
+        not_run = Outcome("not run")
+        want = sorted(n for n, what in stock.items() if what == "pass" and n.startswith(f"{module}.{cls}."))
+        short = [n for n in want if outcomes.get(n, not_run).what != "pass"]
+        for n in short if len(short) <= RETRY_UP_TO else ():
+            if n in outcomes and n not in exclusions:
+                self.retry(module, cls, outcomes, n)
+        short = [Short(n, outcomes.get(n, not_run), exclusions.get(n, "")) for n in short
+                 if outcomes.get(n, not_run).what != "pass"]
         return ClassReport(outcomes, short, loops)
 
     def start(self, units, **kw):

@@ -2,7 +2,7 @@
 
     run.py LOOP [--json FILE] [--against FILE] [--jobs N] [--verbose] [MODULE ...]
 
-LOOP is `asyncio` (stock) or any module with `new_event_loop()`. What does not pass is run again alone, then on stock;
+LOOP is `asyncio` (stock) or any module with `new_event_loop()`. What does not pass is run on stock, then again alone;
 named are the tests that stock passes and LOOP does not. Exit status 1 if there are any (of stock: if any fails).
 """
 import argparse
