@@ -19,6 +19,11 @@ try:
 except LookupError as e:
     UNITS, missing = [], str(e)
 
+pytestmark = [
+    pytest.mark.timeout(1800),      # the runner has tighter ones: per test and per class
+    pytest.mark.leaves("the processes that run ahead are started by threads"),
+]
+
 
 @pytest.fixture(scope="module")
 def reports(request):
@@ -30,7 +35,6 @@ def reports(request):
     runner.stop(pool)
 
 
-@pytest.mark.timeout(1800)      # the runner has tighter ones: per test and per class
 @pytest.mark.skipif(not UNITS, reason=missing)
 @pytest.mark.parametrize("units", [[u] for u in UNITS] or [[]], ids=lambda us: ".".join(us[0]) if us else "")
 def test_cpython(units, reports):
@@ -41,7 +45,6 @@ def test_cpython(units, reports):
         + "\n\n" + "\n".join(s.outcome.why for s in short[:3])
 
 
-@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not UNITS, reason=missing)
 @pytest.mark.parametrize("units", [UNITS], ids=["every module"])
 def test_loop_was_made(units, reports):
