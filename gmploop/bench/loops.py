@@ -39,7 +39,7 @@ def enter_child():
     """Make this child ready and return its settings, the JSON object in `sys.argv[1]`.
 
     The child dies with its parent, runs on one core, may open as many files as the system lets it, and finds
-    packages where an installed program would (not beside this file).
+    packages where an installed program would (not beside this file), gmploop where its parent has it from.
 
     It also brings malloc into the state of a program that has been running for a while. glibc maps and unmaps each
     block above a threshold (128 KB at first), and raises the threshold when such a block is freed. asyncio receives
@@ -57,8 +57,9 @@ def enter_child():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
-    if settings["root"] not in sys.path:
-        sys.path.append(settings["root"])
+    if settings["root"] not in sys.path:        # before any other gmploop that is installed, but behind the library
+        where = (i for i, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages")))
+        sys.path.insert(next(where, len(sys.path)), settings["root"])
     if not settings["cold_malloc"]:
         bytearray(1 << 20)          # freed at once
     return settings
@@ -80,7 +81,7 @@ def check_running(name):
 
 
 def probe():
-    """Tell whether this child's loop works at all: its class, its version, and whether the GIL is on beside it."""
+    """Tell whether this child's loop works at all: its class, version and file, and whether the GIL is on beside it."""
     settings = enter_child()
     name = settings["loop"]
 
@@ -96,7 +97,8 @@ def probe():
     except importlib.metadata.PackageNotFoundError:
         version = getattr(module, "__version__", None)
     gil = getattr(sys, "_is_gil_enabled", lambda: True)()
-    print(json.dumps({"loop": loop_class, "version": version or sys.version.split()[0], "gil": gil}))
+    print(json.dumps({"loop": loop_class, "version": version or sys.version.split()[0], "file": module.__file__,
+                      "gil": gil}))
 
 
 if __name__ == "__main__":

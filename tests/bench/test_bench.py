@@ -33,6 +33,8 @@ def test_rows_of_both_kinds_are_measured(tmp_path):
     assert report["complete"] and report["failures"] == []
     assert list(report["rows"]) == ["call-soon-chain", "timer-cancel", "echo-protocol-1k"]
     assert report["loops"]["gmploop"]["loop"].startswith("gmploop.")
+    ours = subprocess.check_output([sys.executable, "-c", "import gmploop; print(gmploop.__file__)"], text=True)
+    assert report["loops"]["gmploop"]["file"] == ours.strip()
     assert report["machine"]["python"] == sys.version.split()[0]
     for name, row in report["rows"].items():
         assert name in done.stdout
