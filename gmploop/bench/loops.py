@@ -56,7 +56,7 @@ def enter_child():
         os.sched_setaffinity(0, {settings["cpu"]})
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
+    del sys.path[0]                             # the folder of this file
     if settings["root"] not in sys.path:        # before any other gmploop that is installed, but behind the library
         where = (i for i, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages")))
         sys.path.insert(next(where, len(sys.path)), settings["root"])

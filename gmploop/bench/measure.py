@@ -40,8 +40,9 @@ class Settings:
 
 
 def _environment():
-    # debug modes would be measured, not the loops
-    return {key: value for key, value in os.environ.items() if key not in ("PYTHONASYNCIODEBUG", "PYTHONDEVMODE")}
+    # debug modes would be measured instead of the loops, and a safe path would hide the children from each other
+    unwanted = ("PYTHONASYNCIODEBUG", "PYTHONDEVMODE", "PYTHONSAFEPATH")
+    return {key: value for key, value in os.environ.items() if key not in unwanted}
 
 
 def _child_command(script, *, cold_malloc=False, **settings):
