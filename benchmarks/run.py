@@ -1,4 +1,4 @@
-"""The whole suite with every loop that is installed: `python -m gmploop bench --loops all` (arguments are passed on)."""
+"""The suite with every loop that is installed: `python -m gmploop bench --loops all`, and what else is given."""
 
 import sys
 

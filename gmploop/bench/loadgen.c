@@ -278,7 +278,8 @@ int main(int argc, char **argv) {
     struct cpu after = server_cpu(pid);
     uint64_t requests = completed_in_window;
     if (!requests) die(STALLED, "no reply within the measured %.2f s", seconds);
-    double p50 = percentile_us(0.5), p99 = percentile_us(0.99), p999 = percentile_us(0.999), most = percentile_us(1 - 1e-12);
+    double p50 = percentile_us(0.5), p99 = percentile_us(0.99), p999 = percentile_us(0.999);
+    double most = percentile_us(1 - 1e-12);
 
     /* let the replies under way arrive: they are checked too, and the server sees an orderly end */
     stopping = 1;

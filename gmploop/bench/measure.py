@@ -147,7 +147,8 @@ def _load(row, loop, settings, prefix=(), attach=lambda process: contextlib.null
         except Failed as failure:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.2)          # one that is dying needs a moment to be dead
-            state = "the load generator says" if process.poll() is None else f"the server died, {_status(process.poll())}"
+            died = process.poll()
+            state = "the load generator says" if died is None else f"the server died, {_status(died)}"
             raise Failed(f"{state}: {failure}{said()}") from None
         if process.poll() is not None:
             raise Failed(f"the server died, {_status(process.poll())}{said()}")

@@ -32,7 +32,10 @@ def ratios(summaries):
 
 
 def collect(rows, results, failures, **about):
-    """Everything as one JSON-able dict. `results`: {row name: {loop: [measurements]}}; `failures`: [(row, loop, why)]."""
+    """Everything as one JSON-able dict.
+
+    `results`: {row name: {loop: [measurements]}}; `failures`: [(row, loop, why)]; `about`: put in as it is.
+    """
     table = {}
     for row in rows:
         summaries = {loop: summarise(rounds) for loop, rounds in results.get(row.name, {}).items() if rounds}
