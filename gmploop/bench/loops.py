@@ -43,7 +43,7 @@ def enter_child():
 
     It also brings malloc into the state of a program that has been running for a while. glibc maps and unmaps each
     block above a threshold (128 KB at first), and raises the threshold when such a block is freed. asyncio receives
-    into blocks of 256 KB, so until something large was freed by chance, each receive costs stock 20 µs more. One
+    into blocks of 256 KB, so until something large was freed by chance, each receive costs stock about 17 µs more. One
     block freed here puts all loops beyond that chance; `cold_malloc` leaves it as it is.
     """
     settings = json.loads(sys.argv[1])
