@@ -4,7 +4,6 @@ Two kinds of tests: the mix-ins that CPython runs on each of its own loops, with
 and whole modules run with the loop as the process's default. Left out: modules that test one of stock's own loops from
 inside (selector_events, base_events, proactor, unix_events but for TestFork) and test_runners, which drives mock loops.
 """
-import asyncio
 import importlib
 import json
 import os
@@ -54,27 +53,6 @@ def units():
     return found
 
 
-def make_default(new):
-    """Let every way in which asyncio makes a loop on its own accord call `new`."""
-    from asyncio import events, unix_events
-    name = "DefaultEventLoopPolicy" if hasattr(unix_events, "DefaultEventLoopPolicy") else "_DefaultEventLoopPolicy"
-    policy = type("Policy", (getattr(unix_events, name),), {"_loop_factory": new})
-    setattr(unix_events, name, policy)
-    if name in vars(asyncio):
-        setattr(asyncio, name, policy)
-    events._event_loop_policy = policy()
-    for name in ("set_event_loop_policy", "_set_event_loop_policy"):    # test modules set None when they end
-        if (real := getattr(events, name, None)) is not None:
-            def set_policy(value, real=real):
-                real(policy() if value is None else value)
-            setattr(events, name, set_policy)
-            if hasattr(asyncio, name):
-                setattr(asyncio, name, set_policy)
-    asyncio.new_event_loop = events.new_event_loop = new
-    if hasattr(asyncio, "EventLoop"):
-        asyncio.EventLoop = new
-
-
 def test_case(m, name, hook, new):
     """The class itself, or a TestCase made from a mix-in; and its tests' names."""
     if hook is None:
@@ -89,7 +67,7 @@ def test_case(m, name, hook, new):
 
 def main(order):
     new = foreign_report.Factory(order["loop"])
-    make_default(new)
+    foreign_report.make_default(new)
     m = load(order["module"])
     hook = MIXINS.get(order["module"], {}).get(order["cls"])
     case, names = test_case(m, order["cls"], hook, new)

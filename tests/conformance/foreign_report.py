@@ -3,6 +3,7 @@
 Lines are JSON `[what, name, why]` with `what` one of plan, start, pass, skip, fail, done. A file and not stdout,
 since the tests print, close descriptors and fork.
 """
+import asyncio
 import faulthandler
 import importlib
 import json
@@ -15,13 +16,33 @@ class Factory:
     """Makes loops and counts them. An object, not a function, so that it does not bind when a class holds it."""
 
     def __init__(self, name):
-        import asyncio
         self.new = asyncio.SelectorEventLoop if name == "asyncio" else importlib.import_module(name).new_event_loop
         self.made = 0
 
     def __call__(self, *args):
         self.made += 1
         return self.new()
+
+
+def make_default(new):
+    """Let every way in which asyncio makes a loop on its own accord call `new`."""
+    from asyncio import events, unix_events
+    name = "DefaultEventLoopPolicy" if hasattr(unix_events, "DefaultEventLoopPolicy") else "_DefaultEventLoopPolicy"
+    policy = type("Policy", (getattr(unix_events, name),), {"_loop_factory": new})
+    setattr(unix_events, name, policy)
+    if name in vars(asyncio):
+        setattr(asyncio, name, policy)
+    events._event_loop_policy = policy()
+    for name in ("set_event_loop_policy", "_set_event_loop_policy"):    # test modules set None when they end
+        if (real := getattr(events, name, None)) is not None:
+            def set_policy(value, real=real):
+                real(policy() if value is None else value)
+            setattr(events, name, set_policy)
+            if hasattr(asyncio, name):
+                setattr(asyncio, name, set_policy)
+    asyncio.new_event_loop = events.new_event_loop = new
+    if hasattr(asyncio, "EventLoop"):
+        asyncio.EventLoop = new
 
 
 class Report(unittest.TestResult):

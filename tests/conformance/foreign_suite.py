@@ -114,7 +114,7 @@ class Runner:
         """
         suspects, stock = [n for n, o in outcomes.items() if o.what != "pass"], {}
         for _ in range(2):
-            left = [n for n in suspects if stock.get(n) not in ("pass", "skip")]
+            left = [n for n in suspects if stock.get(n, "fail") == "fail"]
             whole = any(n.endswith(".*") for n in left)     # the process told of no test at all
             if left:
                 names = None if whole else [n.rpartition(".")[2] for n in left]
@@ -159,10 +159,11 @@ class Runner:
         return {u: pool.submit(self.check_class, *u, **kw) for u in units}, pool
 
     def stop(self, pool):
+        """End what still runs, and wait for it."""
         self.stopped = True
-        pool.shutdown(wait=False, cancel_futures=True)
         for pid in list(self.live):
             kill_group(pid)
+        pool.shutdown(cancel_futures=True)
 
 
 def kill_group(pid):
@@ -179,3 +180,23 @@ def list_units(child):
     if p.returncode:
         raise LookupError(p.stderr.strip().rpartition("\n")[2])
     return [tuple(u) for u in json.loads(p.stdout.splitlines()[-1])]
+
+
+@contextlib.contextmanager
+def run_ahead(child, units, chosen, exclusions, **options):
+    """For pytest: while the context lasts, check `chosen` of `units`; gives {unit: future of its ClassReport}."""
+    runner = Runner(child, "gmploop", int(os.environ.get("CONFORMANCE_JOBS", min(4, os.cpu_count() or 1))), **options)
+    futures, pool = runner.start([u for u in units if u in chosen], exclusions=exclusions)
+    try:
+        yield futures
+    finally:
+        runner.stop(pool)
+
+
+def complaint(report):
+    """Empty, or which tests stock passes and gmploop does not, and how the first of them end."""
+    if not report.outcomes:
+        return "no test of this class was run"
+    short = [s for s in report.short if not s.excluded]
+    return "\n".join([*(f"stock passes {s.name}, gmploop: {s.outcome.what}" for s in short),
+                      *(f"\n{s.name}\n{s.outcome.why}" for s in short[:3])])
