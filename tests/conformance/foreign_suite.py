@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 CLASS_S = 900           # guessed: the longest class takes about a minute on stock
 RETRY_UP_TO = 10        # tests of one class; more failures than that are no accident
+DEATHS_MAX = 8          # processes of one class; then its other tests are left
 
 
 class Outcome(NamedTuple):
@@ -85,7 +86,7 @@ class Runner:
     def run_class(self, module, cls, names=None, loop=None):
         """Outcomes of the class's tests (only `names`, if given) and how many loops were made."""
         outcomes, loops = {}, 0
-        while True:
+        for deaths in range(1, DEATHS_MAX + 1):
             with tempfile.TemporaryDirectory(prefix="conformance-", ignore_cleanup_errors=True) as folder:
                 lines, said = self.process(loop or self.loop, module, cls, names, folder)
             planned, started, done = [], [], False
@@ -102,10 +103,13 @@ class Runner:
             for name in started:
                 outcomes.setdefault(f"{module}.{cls}.{name}", Outcome("died", said))
             names = [n for n in planned if n not in started]
+            if not started and not done:
+                outcomes[f"{module}.{cls}.*"] = Outcome("died", said)
             if done or not started or not names:
-                if not done and not started:
-                    outcomes[f"{module}.{cls}.*"] = Outcome("died", said)
-                return outcomes, loops
+                break
+            if deaths == DEATHS_MAX:
+                outcomes.update((f"{module}.{cls}.{n}", Outcome("died", "left after too many died")) for n in names)
+        return outcomes, loops
 
     def on_stock(self, module, cls, outcomes):
         """{test: what stock makes of it} for the tests that did not pass here, or that never ran.
