@@ -45,6 +45,7 @@ class Runner:
 
     def __init__(self, child, loop, jobs, hang_s=60, retries=2):
         self.child, self.loop, self.jobs, self.hang_s, self.retries = str(child), loop, jobs, hang_s, retries
+        self.env = dict(os.environ)             # a copy: pytest changes it while other threads start processes (EFAULT)
         self.slots = threading.Semaphore(jobs)
         self.one_waits = threading.Lock()       # two that collect all slots would each end up with half
         self.live = set()
@@ -66,7 +67,7 @@ class Runner:
         order = json.dumps(dict(loop=loop, module=module, cls=cls, names=names, report=report, hang_s=self.hang_s))
         with open(report, "w"), open(said, "w") as err:
             # files, not pipes: a grandchild that survives must not keep us waiting; a group, so that it does not survive
-            p = subprocess.Popen([sys.executable, self.child, order], cwd=folder, process_group=0,
+            p = subprocess.Popen([sys.executable, self.child, order], cwd=folder, env=self.env, process_group=0,
                                  stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err)
             self.live.add(p.pid)
             try:
