@@ -1,8 +1,9 @@
-"""Run one class of CPython's own test_asyncio on an event loop (`child.py JSON`), or list the classes (`child.py list`).
+"""Run a class of CPython's own test_asyncio on an event loop (`child.py JSON`), or list the classes (`child.py list`).
 
-Two kinds of tests: the mix-ins that CPython runs on each of its own loops, with the method that makes the loop replaced,
-and whole modules run with the loop as the process's default. Left out: modules that test one of stock's own loops from
-inside (selector_events, base_events, proactor, unix_events but for TestFork) and test_runners, which drives mock loops.
+Two kinds of tests: the mix-ins that CPython runs on each of its own loops, with the method that makes the loop
+replaced, and whole modules run with the loop as the process's default. Left out: modules that test one of stock's own
+loops from inside (selector_events, base_events, proactor, unix_events but for TestFork) and test_runners, which drives
+mock loops.
 """
 import importlib
 import json

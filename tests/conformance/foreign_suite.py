@@ -1,8 +1,8 @@
-"""Run unittest classes of somebody else's suite on an event loop, one process per class, and compare with stock asyncio.
+"""Run unittest classes of somebody else's suite on an event loop, a process each, and compare with stock asyncio.
 
 A child process (`script JSON`) runs one class, or some tests of one, and reports each test by a line in a file: see
-`foreign_report.py`. When a test hangs or kills its process, the rest of the class goes on in a new process, so that a hang costs
-one test. Only what did not pass is looked at twice: on stock, since what fails there too says nothing about this loop,
+`foreign_report.py`. When a test hangs or kills its process, the rest of the class goes on in a new process, so that a
+hang costs one test. Only what did not pass is looked at twice: on stock, since what fails there too says nothing about this loop,
 and then again alone, since some of these tests have deadlines and the machine is busy.
 """
 import contextlib
@@ -66,7 +66,7 @@ class Runner:
         report, said = os.path.join(folder, "report"), os.path.join(folder, "stderr")
         order = json.dumps(dict(loop=loop, module=module, cls=cls, names=names, report=report, hang_s=self.hang_s))
         with open(report, "w"), open(said, "w") as err:
-            # files, not pipes: a grandchild that survives must not keep us waiting; a group, so that it does not survive
+            # files, not pipes: a grandchild that survives must not keep us waiting; a group, so that none does
             p = subprocess.Popen([sys.executable, self.child, order], cwd=folder, env=self.env, process_group=0,
                                  stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err)
             self.live.add(p.pid)

@@ -71,7 +71,8 @@ def show_class(unit, r):
 
 def summary(loop, outcomes, reports, short):
     count = Counter(o.what for o in outcomes.values())
-    text = f"{loop} on {sys.version.split()[0]}: " + ", ".join(f"{count[w]} {w}" for w in ("pass", "skip", "fail", "died"))
+    text = ", ".join(f"{count[what]} {what}" for what in ("pass", "skip", "fail", "died"))
+    text = f"{loop} on {sys.version.split()[0]}: {text}"
     flaky, excluded = sum(o.flaky for o in outcomes.values()), sum(bool(s.excluded) for r in reports for s in r.short)
     text += f"; {flaky} only alone" if flaky else ""
     text += f"; {excluded} excluded" if excluded else ""

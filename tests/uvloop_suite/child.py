@@ -1,8 +1,8 @@
 """Run one class of uvloop's own test-suite on an event loop (`child.py JSON`), or list the classes (`child.py list`).
 
-The suite runs each of its mix-ins twice: as uvloop (`..._UV_...`) and as stock asyncio (`..._AIO_...`), which leaves out
-what stock of its day did not pass. Both are run here, and both with the loop under test. `stand_in/` takes the place of
-the package: its tests' base classes, and no libuv.
+The suite runs each of its mix-ins twice: as uvloop (`..._UV_...`) and as stock asyncio (`..._AIO_...`), which leaves
+out what stock of its day did not pass. Both are run here, and both with the loop under test. `stand_in/` takes the place
+of the package: its tests' base classes, and no libuv.
 """
 import importlib.util
 import json
@@ -23,7 +23,7 @@ LEFT_OUT = {    # they look into uvloop's package, its C structures or its comma
 
 
 def prepare(new, loop):
-    """Make the suite importable, here and in the programs it starts, with `new` as what makes loops; returns its folder."""
+    """Make the suite importable, here and in programs it starts, with `new` as what makes loops; returns its folder."""
     source, stand_in = sdist.fetch(), str(Path(__file__).with_name("stand_in"))
     os.environ.update(LOOP_UNDER_TEST=loop, UVLOOP_SOURCE=str(source),
                       PYTHONPATH=os.pathsep.join(filter(None, [stand_in, os.environ.get("PYTHONPATH")])))

@@ -2,7 +2,7 @@
 
     run.py LOOP [--json FILE] [--against FILE] [--jobs N] [--verbose] [MODULE ...]
 
-LOOP is `asyncio` (stock) or any module with `new_event_loop()`. Named are the tests that stock passes and LOOP does not.
+LOOP is `asyncio` (stock) or any module with `new_event_loop()`. Named are tests that stock passes and LOOP does not.
 """
 import runpy
 import sys
