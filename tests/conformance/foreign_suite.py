@@ -2,8 +2,8 @@
 
 A child process (`script JSON`) runs one class, or some tests of one, and reports each test by a line in a file: see
 `foreign_report.py`. When a test hangs or kills its process, the rest of the class goes on in a new process, so that a
-hang costs one test. Only what did not pass is looked at twice: on stock, since what fails there too says nothing about this loop,
-and then again alone, since some of these tests have deadlines and the machine is busy.
+hang costs one test. Only what did not pass is looked at twice: on stock, since what fails there too says nothing about
+this loop, and then again alone, since some of these tests have deadlines and the machine is busy.
 """
 import contextlib
 import json
@@ -101,8 +101,8 @@ class Runner:
                     done, loops = True, loops + int(name)
                 elif outcomes.get(full, ("",))[0] != "fail":
                     outcomes[full] = Outcome(what, why)
-            for name in started:
-                outcomes.setdefault(f"{module}.{cls}.{name}", Outcome("died", said))
+            if not done:                    # the test that ran last took the process along, if only in its wake
+                outcomes.update((f"{module}.{cls}.{name}", Outcome("died", said)) for name in started[-1:])
             names = [n for n in planned if n not in started]
             if not started and not done:
                 outcomes[f"{module}.{cls}.*"] = Outcome("died", said)

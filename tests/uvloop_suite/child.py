@@ -1,8 +1,8 @@
 """Run one class of uvloop's own test-suite on an event loop (`child.py JSON`), or list the classes (`child.py list`).
 
 The suite runs each of its mix-ins twice: as uvloop (`..._UV_...`) and as stock asyncio (`..._AIO_...`), which leaves
-out what stock of its day did not pass. Both are run here, and both with the loop under test. `stand_in/` takes the place
-of the package: its tests' base classes, and no libuv.
+out what stock of its day did not pass. Both are run here, and both with the loop under test. `stand_in/` takes the
+place of the package: its tests' base classes, and no libuv.
 """
 import importlib.util
 import json
