@@ -12,9 +12,11 @@ reported once on stderr when it starts to run.
 
 import asyncio
 import builtins
+import linecache
 import os
 import runpy
 import sys
+import textwrap
 import types
 from asyncio import events, unix_events
 from importlib import machinery
@@ -102,6 +104,7 @@ def activate() -> None:
         asyncio.EventLoop = unix_events.EventLoop = gmploop.Loop
     _report_other_loops()
     _reach_children()
+    sys.meta_path.insert(0, _UvicornAuto())
 
 
 def _report_other_loops():
@@ -113,7 +116,7 @@ def _report_other_loops():
         if loop is not None and kind not in reported and not isinstance(loop, gmploop.Loop):
             reported.add(kind)
             where = f"{kind.__module__}.{kind.__qualname__}"
-            print(f"gmploop: the program chose another loop, {where}: that one is not gmploop", file=sys.stderr)
+            print(f"gmploop: this program runs {where}, a loop that it chose itself, not gmploop", file=sys.stderr)
         set_running(loop)
 
     events._set_running_loop = asyncio._set_running_loop = set_running_loop
@@ -133,6 +136,34 @@ def _reach_children():
         return {**stock(name), "gmploop": _Activate()}
 
     spawn.get_preparation_data = get_preparation_data
+
+
+class _UvicornAuto:
+    """A finder that imports uvicorn.config as ever, then puts gmploop behind its loop "auto".
+
+    uvicorn asks no policy: "auto", the default of uvicorn.run(), is uvloop or asyncio.SelectorEventLoop by name.
+    """
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "uvicorn.config":
+            return None
+        sys.meta_path.remove(self)
+        spec = machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None:
+            stock = spec.loader.exec_module
+
+            def exec_module(module):
+                stock(module)
+                if "auto" in getattr(module, "LOOP_FACTORIES", ()):
+                    module.LOOP_FACTORIES["auto"] = "gmploop.cli:uvicorn_auto"
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def uvicorn_auto(use_subprocess=False):
+    """A value of uvicorn's LOOP_FACTORIES: returns the loop factory."""
+    return policy.new_event_loop
 
 
 # -- the program ------------------------------------------------------------------------------------------------------
@@ -171,6 +202,10 @@ def _run_module(name, arguments):
 def _run_code(source, arguments):
     _set_path0("")
     main = _new_main()
+    if sys.version_info >= (3, 14):
+        source = textwrap.dedent(source)
+    if sys.version_info >= (3, 13):  # tracebacks show its lines
+        linecache.cache["<string>"] = (len(source), None, source.splitlines(keepends=True), "<string>")
     _execute(["-c", *arguments], main, _exec_source, source, "<string>", main)
 
 
@@ -181,7 +216,7 @@ def _run_stdin(_, arguments):
 
 
 def _choose_for_uvicorn():
-    """uvicorn takes no policy and no factory from outside, but its command line has this default for --loop."""
+    """The default of --loop on uvicorn's command line, unless the user has set one."""
     os.environ.setdefault("UVICORN_LOOP", "gmploop:new_event_loop")
 
 
@@ -218,7 +253,7 @@ def _execute(argv, main, run, *args):
 def _hide_our_frames(error):
     """Let sys.excepthook, whoever's it is then, see the traceback of `error` without the frames of this file."""
     program = error.__traceback__
-    while program is not None and program.tb_frame.f_code.co_filename == __file__:
+    while program is not None and program.tb_frame.f_code.co_filename == _execute.__code__.co_filename:
         program = program.tb_next
     show = sys.excepthook
 

@@ -9,13 +9,14 @@ An option given in code wins over the environment, which wins over the default.
 """
 
 import os
+from collections.abc import Iterable
 
 POLLERS = ("auto", "epoll")
 _SWITCH = {"0": False, "1": True}
 DEBUG_KEYS = {"asyncio": _SWITCH}  # key of GMPLOOP_DEBUG -> what each of its values means
 
 
-def _one_of(values):
+def _one_of(values: Iterable[str]) -> str:
     return " or ".join(map(repr, values))
 
 

@@ -87,10 +87,11 @@ def run(
         raise TypeError("poller is an option of gmploop's own loops: it cannot be given together with loop_factory")
     if events._get_running_loop() is not None:
         raise RuntimeError("gmploop.run() cannot be called from a running event loop")
-    # asyncio.run() sets its loop as the thread's current one, a Runner with a loop_factory does not
+    runner = asyncio.Runner(debug=debug, loop_factory=loop_factory)
+    # asyncio.run() makes its loop the thread's current one, a Runner with a loop_factory does not
+    asyncio.set_event_loop(runner.get_loop())
     try:
-        with asyncio.Runner(debug=debug, loop_factory=loop_factory) as runner:
-            asyncio.set_event_loop(runner.get_loop())
+        with runner:
             return runner.run(main)
     finally:
         asyncio.set_event_loop(None)
