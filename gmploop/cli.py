@@ -170,12 +170,12 @@ def uvicorn_auto(use_subprocess=False):
 
 
 def _run_script(path, arguments):
-    if get_importer(path) is not None:  # a folder or a zip file
+    filename = os.path.join(os.getcwd(), path)  # not normalised, as python does it
+    if get_importer(filename) is not None:  # a folder or a zip file
         if sys.flags.safe_path:
             sys.path.insert(0, "")
-        sys.path[0] = path
+        sys.path[0] = filename
         return _execute([path, *arguments], _new_main(), runpy._run_module_as_main, "__main__", False)
-    filename = os.path.abspath(path)
     kind = machinery.SourcelessFileLoader if path.endswith(".pyc") else machinery.SourceFileLoader
     loader = kind("__main__", filename)
     try:
@@ -255,7 +255,7 @@ def _hide_our_frames(error):
     program = error.__traceback__
     while program is not None and program.tb_frame.f_code.co_filename == _execute.__code__.co_filename:
         program = program.tb_next
-    show = sys.excepthook
+    show = getattr(sys, "excepthook", sys.__excepthook__)
 
     def excepthook(kind, value, traceback):
         sys.excepthook = show
