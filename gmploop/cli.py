@@ -41,7 +41,7 @@ Runs an unmodified asyncio program on gmploop. PROGRAM is, as for python itself,
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line `argv` (sys.argv without its first, if None). Raises SystemExit, or what the program does."""
+    """Run the command line `argv` (None: sys.argv without its first). Raises SystemExit and what the program raises."""
     kind, target, arguments = _parse(sys.argv[1:] if argv is None else argv)
     if kind == "bench":
         from gmploop import bench
@@ -181,7 +181,8 @@ def _run_script(path, arguments):
     try:
         source = loader.get_data(filename)
     except OSError as error:
-        print(f"{sys.executable}: can't open file {filename!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        reason = f"[Errno {error.errno}] {error.strerror}"
+        print(f"{sys.executable}: can't open file {filename!r}: {reason}", file=sys.stderr)
         sys.exit(2)
     if os.path.basename(path) == "uvicorn":
         _choose_for_uvicorn()

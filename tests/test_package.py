@@ -15,7 +15,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 CORE = ROOT / "gmploop" / "core"
 SOURCES = {f"gmploop/core/{path.name}" for kind in ("*.pyx", "*.pxd", "*.h") for path in CORE.glob(kind)}
-PYTHON_FILES = {str(path.relative_to(ROOT)) for kind in ("*.py", "*.pyi", "py.typed") for path in (ROOT / "gmploop").rglob(kind)}
+PYTHON_FILES = {str(path.relative_to(ROOT)) for kind in ("*.py", "*.pyi", "py.typed")
+                for path in (ROOT / "gmploop").rglob(kind)}
 
 pytestmark = [
     pytest.mark.timeout(600),  # the core is compiled
