@@ -65,7 +65,8 @@ def lay_out(folder, source):
     return {
         "script": ["script.py"], "absolute": [str(folder / "script.py")], "dotted": ["./pkg/../script.py"],
         "pyc": ["script.pyc"], "link": ["link.py"], "no suffix": ["odd name"], "-m module": ["-m", "script"],
-        "-mmodule": ["-mpkg.sub"], "-m package": ["-m", "pkg"], "folder": ["app"], "zip": ["app.zip"], "-c": ["-c", source], "-": ["-"],
+        "-mmodule": ["-mpkg.sub"], "-m package": ["-m", "pkg"], "folder": ["app"], "zip": ["app.zip"],
+        "-c": ["-c", source], "-": ["-"],
     }
 
 
