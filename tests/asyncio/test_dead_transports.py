@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
 
 import pytest
 
-from support import Recorder, link, reset, result_of, tcp_pair, turns, unix_pair
+from support import NEVER, Recorder, link, reset, result_of, tcp_pair, turns, unix_pair
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -55,10 +54,16 @@ STREAM_CALLS = {**WRITE_CALLS, **READ_CALLS, **BUFFER_CALLS, **COMMON_CALLS}
 
 
 async def results(transport, calls):
-    """What each call returns or raises, by name, after which the loop goes on for a while."""
+    """What each call returns or raises, by name, after which the loop goes on for a while.
+
+    Stock's transports forget their loop, on which some methods then fall over: that counts as doing nothing.
+    """
     found = {}
+    stock = type(asyncio.get_running_loop()).__module__.startswith("asyncio.")
     for name, call in calls.items():
         found[name] = result_of(call, transport)
+        if stock and found[name] is AttributeError:
+            found[name] = None
         await turns(1)
     await turns(5)
     return found
@@ -112,9 +117,8 @@ def test_a_closed_write_pipe(same_as_stock, end):
         async with link("pipe") as (near, far):
             {"closed": near.transport.close, "aborted": near.transport.abort, "reader gone": far.transport.close}[end]()
             await near.lost
-            # stock's pipe transport forgets its loop: abort() after that is an AttributeError, a fault nobody needs
             calls = {name: call for name, call in {**WRITE_CALLS, **BUFFER_CALLS, **COMMON_CALLS}.items()
-                     if not name.startswith("abort") and name != "write a wrong type"}
+                     if name != "write a wrong type"}
             return await results(near.transport, calls)
     same_as_stock(scenario)
 
@@ -197,6 +201,7 @@ def test_writes_to_a_lost_connection_are_warned_of_from_the_fifth_on(run, caplog
     assert 4 <= [record.getMessage() for record in caplog.records].count("socket.send() raised exception.") <= 6
 
 
+@pytest.mark.stock_fault("writelines() uses the loop that a failed write made it forget", ((3, 12), NEVER))
 def test_a_write_that_meets_the_reset_first_ends_in_connection_lost(run):
     async def main():
         one, two = tcp_pair()
