@@ -14,9 +14,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "stock_fault(reason, *ranges, strict=True, **params): asyncio's own loop fails "
-                            "this test, with these parameters, on Pythons since <= version < until for one of the "
-                            "(since, until), or on all; gmploop never does")
+    config.addinivalue_line("markers", "stock_fault(reason, *ranges, **params): asyncio's own loop may fail this test, "
+                            "with these parameters, on Pythons since <= version < until for one of the (since, until), "
+                            "or on all; gmploop must not")
     config.addinivalue_line("markers", "leaves(reason): no look at descriptors and threads after this test")
     config.stash[BODY_FAILED] = set()
 
@@ -38,11 +38,9 @@ def pytest_collection_modifyitems(items):
         kind = item.callspec.params.get("loop_kind") if hasattr(item, "callspec") else None
         for fault in item.iter_markers("stock_fault"):
             reason, *ranges = fault.args
-            strict = fault.kwargs.get("strict", True)
-            values = {name: value for name, value in fault.kwargs.items() if name != "strict"}
             if kind == "asyncio" and support.version_in(ranges) and \
-                    all(item.callspec.params[name] in allowed for name, allowed in values.items()):
-                item.add_marker(pytest.mark.xfail(reason=reason, strict=strict))
+                    all(item.callspec.params[name] in values for name, values in fault.kwargs.items()):
+                item.add_marker(pytest.mark.xfail(reason=reason))
 
 
 @pytest.hookimpl(wrapper=True)
