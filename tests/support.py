@@ -154,8 +154,10 @@ def child(kind, source, *args, timeout=30, options=(), **kwargs):
     """Run `source` in a process of its own, where `new_loop()` makes a loop of this kind."""
     prelude = f"import asyncio, gc, os, signal, socket, sys, threading, time\n" \
               f"{'import gmploop' if kind == 'gmploop' else ''}\nnew_loop = {LOOP_SOURCE[kind]}\n"
+    same_gmploop = os.path.dirname(os.path.dirname(gmploop.__file__))
     return subprocess.run([sys.executable, "-P", *options, "-c", prelude + textwrap.dedent(source), *args],
-                          capture_output=True, text=True, timeout=timeout, **kwargs)
+                          capture_output=True, text=True, timeout=timeout,
+                          env={**os.environ, "PYTHONPATH": same_gmploop}, **kwargs)
 
 
 def child_output(kind, source, *args, **kwargs):
