@@ -14,11 +14,10 @@ import socket
 import ssl
 import sys
 import threading
-import warnings
-from asyncio import (base_events, constants, events, format_helpers, futures, protocols, selector_events, tasks,
-                     transports, trsock, unix_events)
+from asyncio import (base_events, constants, events, format_helpers, futures, protocols, tasks, trsock, unix_events)
 from asyncio.log import logger
 
+from gmploop import transports
 from gmploop.core import datagram, fdwatch, handle, runtime, stream, transport
 
 __all__ = ["Loop"]
@@ -34,14 +33,6 @@ def _format_callback(callback, args, debug):
         except TypeError:
             pass
     return format_helpers._format_callback_source(callback, args)
-
-
-class SocketTransport(transports._FlowControlMixin):
-    """What isinstance() and __class__ say of the core's transports, which cannot inherit from asyncio's classes."""
-
-
-class DatagramTransport(transports._FlowControlMixin, transports.DatagramTransport):
-    """The same for datagrams."""
 
 
 class _SelectorView:
@@ -62,8 +53,8 @@ class _SelectorView:
 
 handle.configure(_format_callback, events.Handle, events.TimerHandle)
 transport.configure(trsock.TransportSocket, logger)
-stream.configure(SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
-datagram.configure(DatagramTransport)
+stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
+datagram.configure(transports.DatagramTransport)
 fdwatch.configure(ssl.SSLSocket, socket.socket)
 runtime.configure(tasks.Task, futures.Future, base_events.BaseEventLoop.create_task, socket.socket)
 
@@ -274,10 +265,29 @@ class Loop(runtime.LoopCore, _BaseLoop):
     def _make_ssl_transport(self, rawsock, protocol, sslcontext, waiter=None, *, server_side=False,
                             server_hostname=None, extra=None, server=None, **timeouts):
         self._ensure_fd_no_transport(rawsock)
-        ssl_protocol = asyncio.sslproto.SSLProtocol(self, protocol, sslcontext, waiter, server_side, server_hostname,
-                                                    **timeouts)
+        ssl_protocol = transports.SSLProtocol(self, protocol, sslcontext, waiter, server_side, server_hostname,
+                                              **timeouts)
         self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server)
         return ssl_protocol._app_transport
+
+    async def start_tls(self, transport, protocol, sslcontext, **options):
+        """Upgrade a transport to TLS. What a stream reader has read and nobody has taken goes to the TLS layer."""
+        if isinstance(transport, stream.SocketTransport) and isinstance(sslcontext, ssl.SSLContext):
+            transport._unread(transports.take_unread(protocol))
+        upgraded = await super().start_tls(transport, protocol, sslcontext, **options)
+        ssl_protocol = getattr(upgraded, "_ssl_protocol", None)
+        if type(ssl_protocol) is asyncio.sslproto.SSLProtocol:
+            ssl_protocol.__class__ = transports.SSLProtocol
+        return upgraded
+
+    def _make_read_pipe_transport(self, pipe, protocol, waiter=None, extra=None):
+        return transports.ReadPipeTransport(self, pipe, protocol, waiter, extra)
+
+    def _make_write_pipe_transport(self, pipe, protocol, waiter=None, extra=None):
+        return transports.WritePipeTransport(self, pipe, protocol, waiter, extra)
+
+    def _child_watcher_callback(self, pid, returncode, transp):
+        self.call_soon_threadsafe(transports.process_exited, transp, returncode)
 
     def _make_datagram_transport(self, sock, protocol, address=None, waiter=None, extra=None):
         self._ensure_fd_no_transport(sock)

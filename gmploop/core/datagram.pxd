@@ -20,4 +20,3 @@ cdef class DatagramTransport(Transport):
     cdef int deliver(self, data, address) except -1
     cdef int failed(self, exc, str message) except -1
     cdef int send_one(self, data, address) except -1
-    cdef int flush(self) except -1

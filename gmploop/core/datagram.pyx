@@ -22,6 +22,7 @@ from gmploop.core.poller cimport (
     Poller, uint32_t, EV_IN, EV_OUT, EV_ERR, EV_HUP, EV_START, EV_LEVEL, RBUF)
 
 cdef extern from "Python.h":
+    object PyContext_CopyCurrent()
     int PyContext_Enter(object) except -1
     int PyContext_Exit(object) except -1
     object PyObject_CallMethodObjArgs(object, object, ...)
@@ -109,14 +110,14 @@ cdef class DatagramTransport(Transport):
         cdef int i
         if events & EV_START:
             return self.start()
-        if self.sock is None:
+        if self.gone:
             return 0
         if events & (EV_OUT | EV_ERR | EV_HUP) and self.wsize:
-            self.flush()
+            self.flush_in_context()
         if events & (EV_IN | EV_ERR | EV_HUP):
             self.events += 1
             for i in range(BURST):
-                if self.closing or self.paused or self.conn_lost or self.sock is None:
+                if self.closing or self.paused or self.conn_lost or self.gone:
                     return 0
                 if i == 1 and not self.burst and self.events % 8:
                     return 0
@@ -215,10 +216,12 @@ cdef class DatagramTransport(Transport):
         if self.conn_lost and self.address:
             self.lost()
             return
-        if self.sock is None:
+        if self.gone:
             return                      # an unconnected one after connection_lost
         if not self.queue and self.send_one(data, addr):
             return
+        if not self.wsize:
+            self.wcontext = PyContext_CopyCurrent()
         self.queue.append((bytes(data), addr))
         self.wsize += len(self.queue[-1][0]) + HEADER
         self.rewatch()

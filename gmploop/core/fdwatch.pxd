@@ -14,6 +14,7 @@ cdef class FdWatch(Watch):
     cdef list readers, writers      # futures of sock_*() calls that wait
     cdef bint drained               # the last sock_recv emptied the socket and no event has come since
     cdef bint hangup
+    cdef bint stream                # of a stream socket: a short read means that there is no more
     cdef int update(self) except -1
     cdef int settle(self) except -1
     cdef int tell(self, list futures) except -1

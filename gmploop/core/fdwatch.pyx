@@ -43,7 +43,7 @@ cdef extern from *:
     """
     Py_ssize_t recv(int, void *, size_t, int)
     Py_ssize_t send(int, const void *, size_t, int)
-    int MSG_NOSIGNAL
+    int MSG_NOSIGNAL, SOCK_STREAM
     object gl_return(object)
 
 # Injected by gmploop.loop.
@@ -346,6 +346,7 @@ cdef class SockOp:
         if self.w.sock != <PyObject *>self.sock:
             self.w.sock_ref = weakref.ref(self.sock, self.w.forget_socket)
             self.w.sock = <PyObject *>self.sock
+            self.w.stream = self.sock.type == SOCK_STREAM
         return 0
 
     cdef object wait(self):
@@ -416,7 +417,7 @@ cdef class SockOp:
 
     cdef object received(self, Py_ssize_t n, object value):
         if self.w is not None:
-            self.w.drained = 0 < n < self.n and not self.w.hangup
+            self.w.drained = self.w.stream and 0 < n < self.n and not self.w.hangup
         return self.leave(value)
 
     cdef object leave(self, object value):

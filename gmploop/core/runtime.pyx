@@ -220,8 +220,8 @@ cdef class LoopCore(G):
         if context is None:
             context = PyContext_CopyCurrent()
         h = make_timer(deadline, callback, args, context)
-        # Comparing with NaN is always false, which makes stock fire it at once.
-        key = -INFINITY if isnan(deadline) else deadline
+        # NaN compares with nothing: on stock such a timer waits behind all others.
+        key = INFINITY if isnan(deadline) else deadline
         if gl_world_mine(&self.w):
             if self.add_timer(h, key) < 0:
                 raise MemoryError()

@@ -22,6 +22,7 @@ from gmploop.core.g cimport G, gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_a
 from gmploop.core.poller cimport Poller, uint32_t, EV_IN, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, EV_AGAIN, RBUF
 
 cdef extern from "Python.h":
+    object PyContext_CopyCurrent()
     int PyContext_Enter(object) except -1
     int PyContext_Exit(object) except -1
     object PyObject_CallMethodOneArg(object, object, object)
@@ -35,6 +36,7 @@ cdef extern from *:
     #ifndef MSG_NOSIGNAL
     #define MSG_NOSIGNAL 0
     #endif
+    #define set_errno(e) (errno = (e))
     """
     struct iovec:
         void *iov_base
@@ -46,8 +48,9 @@ cdef extern from *:
     Py_ssize_t send(int, const void *, size_t, int)
     Py_ssize_t sendmsg(int, const msghdr *, int)
     int MSG_NOSIGNAL
+    void set_errno(int)
 
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 cdef enum:
     IOV = 128               # chunks a sendmsg takes; 2 KB of stack
@@ -109,20 +112,21 @@ cdef class SocketTransport(Transport):
     cdef int on_events(self, uint32_t events) except -1:
         if events & EV_START:
             return self.start()
-        if self.sock is None:
+        if self.gone:
             return 0
         if events & (EV_OUT | EV_ERR | EV_HUP) and self.wsize:
-            self.flush()
+            self.flush_in_context()
         if events & (EV_IN | EV_ERR | EV_HUP | EV_RDHUP | EV_AGAIN):
             self.drained = False
-            if not (self.closing or self.paused or self.eof_got or self.conn_lost or not self.started):
-                if events & (EV_RDHUP | EV_HUP | EV_ERR):
-                    self.hangup = True
-                if self.buffered:
-                    return self.read_buffered()
-                return self.read_data()
-            elif events & (EV_RDHUP | EV_HUP | EV_ERR):
+            if events & (EV_RDHUP | EV_HUP | EV_ERR):
                 self.hangup = True
+            if not (self.closing or self.paused or self.eof_got or self.conn_lost or not self.started):
+                context = self.context
+                PyContext_Enter(context)
+                try:
+                    self.read_buffered() if self.buffered else self.read_data()
+                finally:
+                    PyContext_Exit(context)
         return 0
 
     # -- reading
@@ -147,16 +151,20 @@ cdef class SocketTransport(Transport):
         return 0
 
     cdef int read_data(self) except -1:
-        cdef char *buf = self.poller.read_buffer()
-        cdef Py_ssize_t n = recv(self.fd, buf, RBUF, 0)
-        if n < 0:
-            return self.read_failed()
-        if n == 0:
-            return self.on_eof()
-        data = PyBytes_FromStringAndSize(buf, n)
-        context = self.context
+        cdef char *buf
+        cdef Py_ssize_t n
+        if self.unread is not None:
+            data = self.take_unread(RBUF)
+            n = RBUF
+        else:
+            buf = self.poller.read_buffer()
+            n = recv(self.fd, buf, RBUF, 0)
+            if n < 0:
+                return self.read_failed()
+            if n == 0:
+                return self.on_eof()
+            data = PyBytes_FromStringAndSize(buf, n)
         self.drained = n < RBUF and not self.hangup
-        PyContext_Enter(context)
         try:
             PyObject_CallMethodOneArg(self.protocol, data_received, data)
         except (SystemExit, KeyboardInterrupt):
@@ -164,64 +172,68 @@ cdef class SocketTransport(Transport):
         except BaseException as exc:
             self.fatal(exc, "Fatal error: protocol.data_received() call failed.")
             return 0
-        finally:
-            PyContext_Exit(context)
         return 0 if self.drained else self.after_read(n, RBUF)
 
     cdef int read_buffered(self) except -1:
         cdef Py_buffer view
         cdef Py_ssize_t n, asked
-        context = self.context
-        PyContext_Enter(context)
+        cdef int error
         try:
-            try:
-                buf = self.protocol.get_buffer(-1)
-                if not len(buf):
-                    raise RuntimeError("get_buffer() returned an empty buffer")
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as exc:
-                self.fatal(exc, "Fatal error: protocol.get_buffer() call failed.")
-                return 0
-            try:
-                PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as exc:
-                self.fatal(exc, "Fatal read error on socket transport")
-                return 0
-            asked = view.len
+            buf = self.protocol.get_buffer(-1)
+            if not len(buf):
+                raise RuntimeError("get_buffer() returned an empty buffer")
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal(exc, "Fatal error: protocol.get_buffer() call failed.")
+            return 0
+        try:
+            PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal(exc, "Fatal read error on socket transport")
+            return 0
+        asked = view.len
+        if self.unread is not None:
+            data = self.take_unread(asked)
+            n = asked = len(data)       # the socket was not asked: read on
+            memcpy(view.buf, PyBytes_AS_STRING(data), n)
+        else:
             n = recv(self.fd, view.buf, asked, 0)
-            if n < 0 and not would_block():
-                try:
-                    PyErr_SetFromErrno(OSError)
-                except OSError as exc:
-                    PyBuffer_Release(&view)
-                    self.fatal(exc, "Fatal read error on socket transport")
-                    return 0
+        if n < 0:
+            error = errno
             PyBuffer_Release(&view)
-            if n < 0:
-                self.drained = not self.hangup
-                return 0
-            if n == 0:
-                return self.on_eof()
-            self.drained = n < asked and not self.hangup
-            try:
-                self.protocol.buffer_updated(n)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as exc:
-                self.fatal(exc, "Fatal error: protocol.buffer_updated() call failed.")
-                return 0
-        finally:
-            PyContext_Exit(context)
+            set_errno(error)
+            return self.read_failed()
+        PyBuffer_Release(&view)
+        if n == 0:
+            return self.on_eof()
+        self.drained = n < asked and not self.hangup
+        try:
+            self.protocol.buffer_updated(n)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal(exc, "Fatal error: protocol.buffer_updated() call failed.")
+            return 0
         return 0 if self.drained else self.after_read(n, asked)
+
+    cdef object take_unread(self, Py_ssize_t most):
+        data, self.unread = self.unread[:most], self.unread[most:] or None
+        return data
+
+    def _unread(self, data):
+        """Give data back: it is read first when reading goes on."""
+        if data:
+            self.unread = data
+            self.drained = False
 
     cdef int on_eof(self) except -1:
         self.debug_log("received EOF")
         self.eof_got = True
         try:
-            keep_open = self.context_run(self.protocol.eof_received)
+            keep_open = self.protocol.eof_received()
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
@@ -230,11 +242,6 @@ cdef class SocketTransport(Transport):
         if not keep_open:
             self.close()
         return 0
-
-    cdef object context_run(self, fn):
-        if self.buffered:               # read_buffered is in the context already
-            return fn()
-        return self.context.run(fn)
 
     def is_reading(self):
         return not self.closing and not self.paused
@@ -313,6 +320,11 @@ cdef class SocketTransport(Transport):
         chunks = [data if PyBytes_CheckExact(data) else memoryview(data) for data in list_of_data]
         if not chunks or self.lost():
             return
+        for data in chunks:
+            if not PyBytes_CheckExact(data) and not data.c_contiguous:
+                self.fatal(BufferError("memoryview: underlying buffer is not C-contiguous"),
+                           "Fatal write error on socket transport")
+                return
         cdef bint first = self.wsize == 0
         for data in chunks:
             self.keep(data, 0)
@@ -325,6 +337,8 @@ cdef class SocketTransport(Transport):
     cdef int keep(self, object data, Py_ssize_t offset) except -1:
         """Append data[offset:] (in bytes) to the buffer."""
         cdef bytes chunk
+        if self.wsize == 0:
+            self.wcontext = PyContext_CopyCurrent()
         if PyBytes_CheckExact(data):
             if gl_ring_len(&self.wbuf) == 0:
                 chunk, self.woff = data, offset
@@ -357,7 +371,6 @@ cdef class SocketTransport(Transport):
         return 0
 
     cdef int flush(self) except -1:
-        """Send as much of the buffer as the kernel takes; when it is empty, do what waited for that."""
         cdef iovec iov[IOV]
         cdef msghdr msg
         cdef size_t i, count
@@ -466,7 +479,7 @@ cdef class SocketTransport(Transport):
             self.poller.detach(self)
 
     def _take_back_fd(self, Poller poller):
-        if self.sock is not None and not self.conn_lost:
+        if not self.gone and not self.conn_lost:
             poller.attach(self)
             if self.started:
                 poller.watch(self, self.wanted())

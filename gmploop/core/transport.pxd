@@ -7,12 +7,14 @@ cdef class Transport(Watch):
     cdef object server
     cdef dict extra
     cdef object context             # of reads: a copy of the creator's
+    cdef object wcontext            # of what buffered data leads to: a copy of that in which buffering began
     cdef object waiter              # told once connection_made has run
     cdef object __weakref__
     cdef Py_ssize_t wsize           # bytes unsent
     cdef Py_ssize_t high, low
     cdef int conn_lost              # connection_lost is scheduled, or has run; further counts are writes after it
     cdef bint protocol_paused, closing, paused, started
+    cdef bint gone                  # connection_lost has run and the socket is closed
     cdef int setup(self, G loop, Poller poller, sock, protocol, waiter, extra, server) except -1
     cdef uint32_t wanted(self)
     cdef int clear_buffer(self) except -1
@@ -20,6 +22,8 @@ cdef class Transport(Watch):
     cdef int debug_log(self, str what) except -1
     cdef int start(self) except -1
     cdef int ended(self) except -1
+    cdef int flush(self) except -1
+    cdef int flush_in_context(self) except -1
     cdef int maybe_pause(self) except -1
     cdef int maybe_resume(self) except -1
     cdef int call_lost(self, object exc) except -1

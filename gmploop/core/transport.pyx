@@ -8,7 +8,8 @@ the socket is closed, in this order.
 Threads. All methods are for the thread that runs the loop, or for any while nobody runs it. close() and abort() may
 come from elsewhere and are forwarded; get_extra_info() answers anywhere; the rest raises RuntimeError.
 
-Contexts. Reads run in a copy of the context in which the transport was made, whoever resumes reading.
+Contexts. Reads run in a copy of the context in which the transport was made, whoever resumes reading; what is sent
+later, and resume_writing, in a copy of the one in which buffering began.
 """
 cimport cython
 import sys
@@ -18,6 +19,8 @@ from gmploop.core.poller cimport EV_START
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
+    int PyContext_Enter(object) except -1
+    int PyContext_Exit(object) except -1
 
 cdef enum:
     LOG_LOST_WRITES = 5     # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
@@ -60,18 +63,18 @@ cdef class Transport(Watch):
         return 0
 
     def __del__(self):
-        if self.sock is not None:
+        if self.sock is not None and not self.gone:
             try:
                 warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
             finally:
                 if self.poller is not None:
                     self.poller.detach(self)
+                self.gone = True
                 self.sock.close()
-                self.sock = None
                 self.detach_server()
 
     def __repr__(self):
-        state = "closed" if self.sock is None else "closing" if self.closing else ""
+        state = "closed" if self.gone else "closing" if self.closing else ""
         read = "polling" if self.started and self.is_reading() else "idle"
         write = "polling" if self.wsize else "idle"
         return (f"<{type(self).__name__} {state + ' ' if state else ''}fd={self.fd} read={read} "
@@ -115,7 +118,7 @@ cdef class Transport(Watch):
                 "message": f"Exception in callback {self.protocol.connection_made!r}",
                 "exception": exc, "transport": self, "protocol": self.protocol})
         self.started = True
-        if not self.conn_lost and self.sock is not None and self.poller is not None:
+        if not self.conn_lost and not self.gone and self.poller is not None:
             try:
                 self.poller.watch(self, self.wanted())
             except OSError as exc:
@@ -133,9 +136,8 @@ cdef class Transport(Watch):
             self.note_sockname()
             if self.poller is not None:
                 self.poller.detach(self)
-            sock, self.sock = self.sock, None
-            if sock is not None:
-                sock.close()
+            self.gone = True
+            self.sock.close()
             self.detach_server()
             self.ended()
         return 0
@@ -219,6 +221,19 @@ cdef class Transport(Watch):
         self.conn_lost += 1
         return True
 
+    cdef int flush(self) except -1:
+        """Send as much of the buffer as the kernel takes; when it is empty, do what waited for that."""
+        return 0
+
+    cdef int flush_in_context(self) except -1:
+        context = self.wcontext
+        PyContext_Enter(context)
+        try:
+            self.flush()
+        finally:
+            PyContext_Exit(context)
+        return 0
+
     # -- flow control
 
     cdef int maybe_pause(self) except -1:
@@ -275,7 +290,7 @@ cdef class Transport(Watch):
         return self.protocol
 
     def note_sockname(self):
-        if "sockname" not in self.extra and self.sock is not None:
+        if "sockname" not in self.extra:
             try:
                 self.extra["sockname"] = self.sock.getsockname()
             except OSError:
@@ -284,7 +299,7 @@ cdef class Transport(Watch):
     def get_extra_info(self, name, default=None):
         if name == "sockname":
             self.note_sockname()
-        elif name == "socket" and "socket" not in self.extra and self.sock is not None:
+        elif name == "socket" and "socket" not in self.extra:
             self.extra["socket"] = TransportSocket(self.sock)
         return self.extra.get(name, default)
 
@@ -296,7 +311,7 @@ cdef class Transport(Watch):
 
     @property
     def _sock(self):
-        return self.sock
+        return None if self.gone else self.sock
 
     @property
     def _sock_fd(self):
@@ -304,7 +319,7 @@ cdef class Transport(Watch):
 
     @property
     def _loop(self):
-        return self.g if self.sock is not None else None
+        return None if self.gone else self.g
 
     @property
     def _protocol(self):
