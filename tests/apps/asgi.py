@@ -53,13 +53,21 @@ def make_app():
     @app.get("/blocks/{count}")
     async def blocks(count: int):
         async def body():
+            for _ in range(count):
+                yield BLOCK
+        return StreamingResponse(body(), media_type="application/octet-stream")
+
+    @app.get("/endless")
+    async def endless():
+        async def body():
             try:
-                for _ in range(count):
+                while True:
                     yield BLOCK
-            except (asyncio.CancelledError, GeneratorExit):
+                    await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
                 note("left")
                 raise
-        return StreamingResponse(body(), media_type="application/octet-stream")
+        return StreamingResponse(body())
 
     @app.get("/slow/{seconds}")
     async def slow(seconds: float):

@@ -212,7 +212,10 @@ def test_client_timeout_and_cancel_reach_the_handler(run):
                 cancelled.put_nowait(None)
                 raise
 
-        routes = [web.get("/", never), web.get("/fine", lambda _: asyncio.sleep(0, web.Response(text="fine")))]
+        async def fine(_):
+            return web.Response(text="fine")
+
+        routes = [web.get("/", never), web.get("/fine", fine)]
         async with serving(*routes, handler_cancellation=True) as url, aiohttp.ClientSession() as session:
             with pytest.raises(asyncio.TimeoutError):
                 await session.get(url, timeout=aiohttp.ClientTimeout(total=0.2))
@@ -263,7 +266,7 @@ def test_tls_refuses_an_unknown_authority(run, server_tls):
 
 def test_run_app_ends_by_sigterm_after_the_request(loop_factory):
     """run_app leaves the loop by an exception out of a signal handler; the request under way is still answered."""
-    events = []
+    events, tasks, port = [], [], free_port()
 
     async def slow(_):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -271,21 +274,21 @@ def test_run_app_ends_by_sigterm_after_the_request(loop_factory):
         events.append("handled")
         return web.Response(text="done")
 
-    app = web.Application()
-    app["port"] = free_port()
-    app.router.add_get("/", slow)
+    async def ask():
+        connector = aiohttp.TCPConnector()
+        async with aiohttp.ClientSession(connector=connector) as session:
+            while not events:
+                with contextlib.suppress(aiohttp.ClientConnectorError):  # the server is about to listen
+                    async with session.get(f"http://127.0.0.1:{port}") as response:
+                        events.append(await response.text())
+                await asyncio.sleep(0.01)
 
     async def start_client(_):
-        loop = asyncio.get_running_loop()
-        loop.call_later(0.1, lambda: tasks.append(loop.create_task(ask())))
+        tasks.append(asyncio.ensure_future(ask()))
 
-    tasks = []
-
-    async def ask():
-        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{app['port']}") as response:
-            events.append(await response.text())
-
+    app = web.Application()
+    app.add_routes([web.get("/", slow)])
     app.on_startup.append(start_client)
     app.on_cleanup.append(lambda _: asyncio.wait(tasks))
-    web.run_app(app, host="127.0.0.1", port=app["port"], loop=loop_factory(), print=None, shutdown_timeout=5)
+    web.run_app(app, host="127.0.0.1", port=port, loop=loop_factory(), print=None, shutdown_timeout=5)
     assert events == ["handled", "done"]

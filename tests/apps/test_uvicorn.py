@@ -105,7 +105,7 @@ def test_client_that_leaves_ends_the_response(run, http_options):
     async def main():
         events = watch(app)
         async with client_of(app, **http_options) as client:
-            async with client.stream("GET", "/blocks/1000000") as response:
+            async with client.stream("GET", "/endless") as response:
                 await anext(response.aiter_bytes())
             assert await events.get() == "left"
 
