@@ -1,0 +1,724 @@
+# cython: language_level=3, freethreading_compatible=True, binding=True
+"""SocketTransport: TCP and Unix stream sockets.
+
+Reading. The fd is registered once, edge-triggered. An event lets one read happen per turn, as on stock; a read that
+came back full, or that a hang-up may follow, queues the next one for the following turn (EV_AGAIN), so that one fast
+peer does not keep the others waiting. `drained` remembers whether the socket was left empty: while reading is paused,
+events only clear it, and resume_reading() reads at once unless it is set. So no edge is lost and nothing is read that
+nobody wants.
+
+Writing. write() tries the send at once, as stock does: a callback that writes and then blocks has written. What the
+kernel does not take is kept as bytes objects (mutable data is copied) and sent with writev when EPOLLOUT comes; that
+bit is asked for from the first time on that a send would block.
+
+Contexts. Reads run in a copy of the context in which the transport was made, whoever resumes reading.
+"""
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING, PyBytes_GET_SIZE, PyBytes_CheckExact
+from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBUF_CONTIG_RO
+from cpython.exc cimport PyErr_SetFromErrno
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_DECREF
+from libc.errno cimport errno, EAGAIN, EINTR
+import sys
+import warnings
+from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
+from gmploop.core.g cimport gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_at, gl_ring_free
+from gmploop.core.poller cimport EV_IN, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, EV_AGAIN, RBUF
+
+cdef extern from "Python.h":
+    object PyContext_CopyCurrent()
+    int PyContext_Enter(object) except -1
+    int PyContext_Exit(object) except -1
+    object PyObject_CallMethodOneArg(object, object, object)
+
+cdef extern from *:
+    """
+    #include <sys/socket.h>
+    #include <sys/uio.h>
+    #include <netinet/in.h>
+    #include <netinet/tcp.h>
+    #ifndef MSG_NOSIGNAL
+    #define MSG_NOSIGNAL 0
+    #endif
+    """
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+    struct msghdr:
+        iovec *msg_iov
+        size_t msg_iovlen
+    Py_ssize_t recv(int, void *, size_t, int)
+    Py_ssize_t send(int, const void *, size_t, int)
+    Py_ssize_t sendmsg(int, const msghdr *, int)
+    int MSG_NOSIGNAL
+
+from libc.string cimport memset
+
+cdef enum:
+    IOV = 128               # chunks a sendmsg takes; 2 KB of stack
+    LOG_LOST_WRITES = 5     # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
+    HIGH_WATER = 65536      # asyncio's default for sockets; low is a quarter
+    LOW_WATER = 16384
+
+# Injected by gmploop.loop.
+cdef type stock_transport = None
+cdef type BufferedProtocol = None
+cdef object TransportSocket = None
+cdef object logger = None
+cdef object sendfile_mode = None
+cdef bint server_takes_transport = sys.version_info >= (3, 13)
+cdef str data_received = "data_received"
+
+
+def configure(transport_type, buffered_protocol, transport_socket, log, try_native):
+    """Set what transports need of asyncio."""
+    global stock_transport, BufferedProtocol, TransportSocket, logger, sendfile_mode
+    stock_transport, BufferedProtocol, TransportSocket = transport_type, buffered_protocol, transport_socket
+    logger, sendfile_mode = log, try_native
+
+
+cdef inline bint would_block() noexcept:
+    return errno == EAGAIN or errno == EINTR
+
+
+@cython.final
+cdef class SocketTransport(Watch):
+    """A stream socket's transport. Methods are asyncio.Transport's; from the thread that runs its loop, but for
+    close() and abort(), which may come from any thread."""
+
+    def __init__(self, G loop not None, Poller poller not None, sock, protocol, waiter=None, extra=None, server=None):
+        self.fd = sock.fileno()
+        self.g = loop
+        self.sock = sock
+        self.waiter = waiter
+        self.extra = extra if extra is not None else {}
+        if "peername" not in self.extra:
+            try:
+                self.extra["peername"] = sock.getpeername()
+            except OSError:
+                self.extra["peername"] = None
+        self.server = server
+        self.high, self.low = HIGH_WATER, LOW_WATER
+        self.context = PyContext_CopyCurrent()
+        self.use_protocol(protocol)
+        poller.attach(self)
+        if server is not None:
+            server._attach(self) if server_takes_transport else server._attach()
+        self.push(EV_START)
+
+    @property
+    def __class__(self):
+        return stock_transport if stock_transport is not None else SocketTransport
+
+    def __del__(self):
+        if self.sock is not None:
+            try:
+                warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+            finally:
+                if self.poller is not None:
+                    self.poller.detach(self)
+                self.sock.close()
+                self.sock = None
+                self.detach_server()
+
+    def __dealloc__(self):
+        cdef size_t chunk = gl_ring_pop(&self.wbuf)
+        while chunk:
+            Py_DECREF(<object><PyObject *>chunk)
+            chunk = gl_ring_pop(&self.wbuf)
+        gl_ring_free(&self.wbuf)
+
+    def __repr__(self):
+        state = "closed" if self.sock is None else "closing" if self.closing else ""
+        read = "polling" if self.started and self.is_reading() else "idle"
+        write = "polling" if self.wsize else "idle"
+        return (f"<SocketTransport {state + ' ' if state else ''}fd={self.fd} read={read} "
+                f"write=<{write}, bufsize={self.wsize}>>")
+
+    # -- life
+
+    cdef bint is_transport(self):
+        return True
+
+    cdef bint is_ended(self):
+        return self.closing
+
+    cdef int on_events(self, uint32_t events) except -1:
+        if events & EV_START:
+            return self.start()
+        if self.sock is None:
+            return 0
+        if events & (EV_OUT | EV_ERR | EV_HUP) and self.wsize:
+            self.flush()
+        if events & (EV_IN | EV_ERR | EV_HUP | EV_RDHUP | EV_AGAIN):
+            self.drained = False
+            if not (self.closing or self.paused or self.eof_got or self.conn_lost or not self.started):
+                if events & (EV_RDHUP | EV_HUP | EV_ERR):
+                    self.hangup = True
+                if self.buffered:
+                    return self.read_buffered()
+                return self.read_data()
+            elif events & (EV_RDHUP | EV_HUP | EV_ERR):
+                self.hangup = True
+        return 0
+
+    cdef int start(self) except -1:
+        """connection_made, then reading begins, then whoever made the transport is told: stock's order."""
+        waiter, self.waiter = self.waiter, None
+        context = self.context.copy()
+        try:
+            context.run(self.protocol.connection_made, self)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.g.call_exception_handler({
+                "message": f"Exception in callback {self.protocol.connection_made!r}",
+                "exception": exc, "transport": self, "protocol": self.protocol})
+        self.started = True
+        if not self.conn_lost and self.sock is not None and self.poller is not None:
+            try:
+                self.poller.watch(self, EV_IN | EV_RDHUP | (EV_OUT if self.wsize else 0))
+            except OSError as exc:
+                self.fatal(exc, "Fatal error: cannot watch the socket")
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        return 0
+
+    cdef int call_lost(self, object exc) except -1:
+        protocol, self.protocol = self.protocol, None
+        try:
+            if protocol is not None:
+                protocol.connection_lost(exc)
+        finally:
+            self.note_sockname()
+            if self.poller is not None:
+                self.poller.detach(self)
+            sock, self.sock = self.sock, None
+            if sock is not None:
+                sock.close()
+            self.detach_server()
+            if self.empty_waiter is not None and not self.empty_waiter.done():
+                self.empty_waiter.set_exception(ConnectionError("Connection is closed by peer"))
+        return 0
+
+    def _call_connection_lost(self, exc):
+        self.call_lost(exc)
+
+    def detach_server(self):
+        server, self.server = self.server, None
+        if server is not None:
+            server._detach(self) if server_takes_transport else server._detach()
+
+    cdef int force_close(self, object exc) except -1:
+        if self.conn_lost:
+            return 0
+        self.clear_wbuf()
+        self.closing = True
+        self.conn_lost += 1
+        self.g.call_soon(self._call_connection_lost, exc)
+        return 0
+
+    def _force_close(self, exc):
+        self.force_close(exc)
+
+    cdef int fatal(self, object exc, str message) except -1:
+        if isinstance(exc, OSError):
+            if self.g.w.debug:
+                logger.debug("%r: %s", self, message, exc_info=True)
+        else:
+            self.g.call_exception_handler({"message": message, "exception": exc, "transport": self,
+                                           "protocol": self.protocol})
+        return self.force_close(exc)
+
+    def _fatal_error(self, exc, message="Fatal error on transport"):
+        self.fatal(exc, message)
+
+    def close(self):
+        """Send what is buffered, then call connection_lost(None). Nothing is read any more. From any thread."""
+        if self.foreign():
+            self.g.call_soon_threadsafe(self.close)
+            return
+        if self.closing:
+            return
+        self.closing = True
+        if not self.wsize:
+            self.conn_lost += 1
+            self.g.call_soon(self._call_connection_lost, None)
+
+    def abort(self):
+        """Drop what is buffered and call connection_lost(None) soon. From any thread."""
+        if self.foreign():
+            self.g.call_soon_threadsafe(self.abort)
+            return
+        self.force_close(None)
+
+    def is_closing(self):
+        return self.closing
+
+    cdef bint foreign(self):
+        cdef unsigned long owner = gl_load_relaxed(&self.g.w.owner)
+        return owner != 0 and not gl_world_mine(&self.g.w)
+
+    cdef int here(self, str what) except -1:
+        """Refuse to go on in another thread while one runs the loop."""
+        if self.foreign():
+            self.g._refuse_thread(f"{what}() of {self!r}")
+        return 0
+
+    # -- reading
+
+    cdef int after_read(self, Py_ssize_t n, Py_ssize_t asked) except -1:
+        """Decide after a read of n > 0 bytes whether the socket may hold more."""
+        if n == asked or self.hangup:
+            if not (self.closing or self.paused or self.conn_lost):
+                self.push(EV_AGAIN)
+        else:
+            self.drained = True
+        return 0
+
+    cdef int read_failed(self) except -1:
+        if would_block():
+            self.drained = not self.hangup
+            return 0
+        try:
+            PyErr_SetFromErrno(OSError)
+        except OSError as exc:
+            self.fatal(exc, "Fatal read error on socket transport")
+        return 0
+
+    cdef int read_data(self) except -1:
+        cdef char *buf = self.poller.read_buffer()
+        cdef Py_ssize_t n = recv(self.fd, buf, RBUF, 0)
+        if n < 0:
+            return self.read_failed()
+        if n == 0:
+            return self.on_eof()
+        data = PyBytes_FromStringAndSize(buf, n)
+        context = self.context
+        self.drained = n < RBUF and not self.hangup
+        PyContext_Enter(context)
+        try:
+            PyObject_CallMethodOneArg(self.protocol, data_received, data)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal(exc, "Fatal error: protocol.data_received() call failed.")
+            return 0
+        finally:
+            PyContext_Exit(context)
+        return 0 if self.drained else self.after_read(n, RBUF)
+
+    cdef int read_buffered(self) except -1:
+        cdef Py_buffer view
+        cdef Py_ssize_t n, asked
+        context = self.context
+        PyContext_Enter(context)
+        try:
+            try:
+                buf = self.protocol.get_buffer(-1)
+                if not len(buf):
+                    raise RuntimeError("get_buffer() returned an empty buffer")
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as exc:
+                self.fatal(exc, "Fatal error: protocol.get_buffer() call failed.")
+                return 0
+            try:
+                PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as exc:
+                self.fatal(exc, "Fatal read error on socket transport")
+                return 0
+            asked = view.len
+            n = recv(self.fd, view.buf, asked, 0)
+            if n < 0 and not would_block():
+                try:
+                    PyErr_SetFromErrno(OSError)
+                except OSError as exc:
+                    PyBuffer_Release(&view)
+                    self.fatal(exc, "Fatal read error on socket transport")
+                    return 0
+            PyBuffer_Release(&view)
+            if n < 0:
+                self.drained = not self.hangup
+                return 0
+            if n == 0:
+                return self.on_eof()
+            self.drained = n < asked and not self.hangup
+            try:
+                self.protocol.buffer_updated(n)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as exc:
+                self.fatal(exc, "Fatal error: protocol.buffer_updated() call failed.")
+                return 0
+        finally:
+            PyContext_Exit(context)
+        return 0 if self.drained else self.after_read(n, asked)
+
+    cdef int on_eof(self) except -1:
+        if self.g.w.debug:
+            logger.debug("%r received EOF", self)
+        self.eof_got = True
+        try:
+            keep_open = self.context_run(self.protocol.eof_received)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal(exc, "Fatal error: protocol.eof_received() call failed.")
+            return 0
+        if not keep_open:
+            self.close()
+        return 0
+
+    cdef object context_run(self, fn):
+        if self.buffered:               # read_buffered is in the context already
+            return fn()
+        return self.context.run(fn)
+
+    def is_reading(self):
+        return not self.closing and not self.paused
+
+    def pause_reading(self):
+        self.here("pause_reading")
+        if self.closing or self.paused:
+            return
+        self.paused = True
+        if self.g.w.debug:
+            logger.debug("%r pauses reading", self)
+
+    def resume_reading(self):
+        self.here("resume_reading")
+        if self.closing or not self.paused:
+            return
+        self.paused = False
+        if self.started and not self.drained and not self.eof_got:
+            self.push(EV_AGAIN)
+        if self.g.w.debug:
+            logger.debug("%r resumes reading", self)
+
+    # -- writing
+
+    cdef int may_write(self, str what) except -1:
+        self.here(what)
+        if self.eof_sent:
+            raise RuntimeError(f"Cannot call {what}() after write_eof()")
+        if self.empty_waiter is not None:
+            raise RuntimeError(f"unable to {what}; sendfile is in progress")
+        return 0
+
+    cdef bint lost(self) except -1:
+        """Whether the connection is gone; counts, and says so from the fifth write on."""
+        if not self.conn_lost:
+            return False
+        if self.conn_lost >= LOG_LOST_WRITES:
+            logger.warning("socket.send() raised exception.")
+        self.conn_lost += 1
+        return True
+
+    cdef Py_ssize_t send_now(self, object data) except -2:
+        """Bytes the kernel took; -1 when the connection was found broken (and is being closed)."""
+        cdef Py_buffer view
+        cdef Py_ssize_t n
+        if PyBytes_CheckExact(data):
+            n = send(self.fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), MSG_NOSIGNAL)
+        else:
+            try:
+                PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+            except BufferError as exc:              # not contiguous: stock's send() raises, and ends the connection
+                self.fatal(exc, "Fatal write error on socket transport")
+                return -1
+            n = send(self.fd, view.buf, view.len, MSG_NOSIGNAL)
+            PyBuffer_Release(&view)
+        if n >= 0:
+            return n
+        if would_block():
+            return 0
+        try:
+            PyErr_SetFromErrno(OSError)
+        except OSError as exc:
+            self.fatal(exc, "Fatal write error on socket transport")
+        return -1
+
+    def write(self, data):
+        """Send data now as far as the kernel takes it, buffer the rest."""
+        cdef Py_ssize_t n, size
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise TypeError(f"data argument must be a bytes-like object, not {type(data).__name__!r}")
+        self.may_write("write")
+        size = len(data) if not isinstance(data, memoryview) else (<object>data).nbytes
+        if size == 0 or self.lost():
+            return
+        n = 0
+        if self.wsize == 0:
+            n = self.send_now(data)
+            if n == size or n < 0:
+                return
+        self.keep(data, n)
+        self.arm_write()
+        self.maybe_pause()
+
+    def writelines(self, list_of_data):
+        """As write() of the concatenation, without making it."""
+        self.may_write("writelines")
+        chunks = [data if PyBytes_CheckExact(data) else memoryview(data) for data in list_of_data]
+        if not chunks or self.lost():
+            return
+        cdef bint first = self.wsize == 0
+        for data in chunks:
+            self.keep(data, 0)
+        if first and self.wsize:
+            self.flush()
+        if self.wsize:
+            self.arm_write()
+            self.maybe_pause()
+
+    cdef int keep(self, object data, Py_ssize_t offset) except -1:
+        """Append data[offset:] (in bytes) to the buffer."""
+        cdef bytes chunk
+        if PyBytes_CheckExact(data):
+            if gl_ring_len(&self.wbuf) == 0:
+                chunk, self.woff = data, offset
+            else:
+                chunk = data
+        else:
+            chunk = bytes(memoryview(data).cast("B")[offset:]) if offset else bytes(data)
+            offset = 0
+        if len(chunk) == offset:
+            return 0
+        Py_INCREF(chunk)
+        if gl_ring_push(&self.wbuf, <size_t><PyObject *>chunk) < 0:
+            Py_DECREF(chunk)
+            raise MemoryError()
+        self.wsize += len(chunk) - offset
+        return 0
+
+    cdef int arm_write(self) except -1:
+        if self.started and self.poller is not None and not self.mask & EV_OUT:
+            self.poller.watch(self, EV_IN | EV_RDHUP | EV_OUT)
+        return 0
+
+    cdef int clear_wbuf(self) except -1:
+        cdef size_t chunk = gl_ring_pop(&self.wbuf)
+        self.wsize = self.woff = 0
+        while chunk:
+            Py_DECREF(<object><PyObject *>chunk)
+            chunk = gl_ring_pop(&self.wbuf)
+        gl_ring_free(&self.wbuf)
+        return 0
+
+    cdef int flush(self) except -1:
+        """Send as much of the buffer as the kernel takes; when it is empty, do what waited for that."""
+        cdef iovec iov[IOV]
+        cdef msghdr msg
+        cdef size_t i, count
+        cdef Py_ssize_t n, size
+        cdef PyObject *chunk
+        if self.conn_lost:
+            return 0
+        while self.wsize:
+            count = min(gl_ring_len(&self.wbuf), <size_t>IOV)
+            size = 0
+            for i in range(count):
+                chunk = <PyObject *>gl_ring_at(&self.wbuf, i)
+                iov[i].iov_base = PyBytes_AS_STRING(<object>chunk) + (self.woff if i == 0 else 0)
+                iov[i].iov_len = PyBytes_GET_SIZE(<object>chunk) - (self.woff if i == 0 else 0)
+                size += iov[i].iov_len
+            memset(&msg, 0, sizeof(msg))
+            msg.msg_iov, msg.msg_iovlen = iov, count
+            n = sendmsg(self.fd, &msg, MSG_NOSIGNAL)
+            if n < 0:
+                if would_block():
+                    break
+                return self.write_failed()
+            self.sent(n)
+            if n < size:
+                break
+        self.maybe_resume()             # may write again
+        if self.wsize == 0 and not self.conn_lost:
+            if self.empty_waiter is not None and not self.empty_waiter.done():
+                self.empty_waiter.set_result(None)
+            if self.closing:
+                self.conn_lost += 1
+                self.call_lost(None)
+            elif self.eof_sent:
+                self.shutdown_write()
+        return 0
+
+    cdef int sent(self, Py_ssize_t n) except -1:
+        cdef PyObject *chunk
+        cdef Py_ssize_t left
+        self.wsize -= n
+        while n:
+            chunk = <PyObject *>gl_ring_at(&self.wbuf, 0)
+            left = PyBytes_GET_SIZE(<object>chunk) - self.woff
+            if n < left:
+                self.woff += n
+                return 0
+            n -= left
+            self.woff = 0
+            gl_ring_pop(&self.wbuf)
+            Py_DECREF(<object>chunk)
+        if self.wsize == 0:
+            gl_ring_free(&self.wbuf)
+        return 0
+
+    cdef int write_failed(self) except -1:
+        try:
+            PyErr_SetFromErrno(OSError)
+        except OSError as exc:
+            self.clear_wbuf()
+            self.fatal(exc, "Fatal write error on socket transport")
+            if self.empty_waiter is not None and not self.empty_waiter.done():
+                self.empty_waiter.set_exception(exc)
+        return 0
+
+    cdef int shutdown_write(self) except -1:
+        try:
+            self.sock.shutdown(1)
+        except OSError as exc:
+            self.fatal(exc, "Fatal error: shutdown() of the socket failed")
+        return 0
+
+    def write_eof(self):
+        """Close the write end when the buffer is empty."""
+        self.here("write_eof")
+        if self.closing or self.eof_sent:
+            return
+        self.eof_sent = True
+        if not self.wsize:
+            self.sock.shutdown(1)
+
+    def can_write_eof(self):
+        return True
+
+    # -- flow control
+
+    cdef int maybe_pause(self) except -1:
+        if self.wsize <= self.high or self.protocol_paused:
+            return 0
+        self.protocol_paused = True
+        try:
+            self.protocol.pause_writing()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.g.call_exception_handler({"message": "protocol.pause_writing() failed", "exception": exc,
+                                           "transport": self, "protocol": self.protocol})
+        return 0
+
+    cdef int maybe_resume(self) except -1:
+        if not self.protocol_paused or self.wsize > self.low:
+            return 0
+        self.protocol_paused = False
+        try:
+            self.protocol.resume_writing()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.g.call_exception_handler({"message": "protocol.resume_writing() failed", "exception": exc,
+                                           "transport": self, "protocol": self.protocol})
+        return 0
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        """Pause the protocol above `high` buffered bytes, resume it at `low` or fewer."""
+        self.here("set_write_buffer_limits")
+        if high is None:
+            high = HIGH_WATER if low is None else 4 * low
+        if low is None:
+            low = high // 4
+        if not high >= low >= 0:
+            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+        self.high, self.low = high, low
+        self.maybe_pause()
+
+    def get_write_buffer_limits(self):
+        return self.low, self.high
+
+    def get_write_buffer_size(self):
+        return self.wsize
+
+    # -- what others ask
+
+    def use_protocol(self, protocol):
+        self.buffered = isinstance(protocol, BufferedProtocol)
+        self.protocol = protocol
+
+    def set_protocol(self, protocol):
+        self.here("set_protocol")
+        self.use_protocol(protocol)
+
+    def get_protocol(self):
+        return self.protocol
+
+    def note_sockname(self):
+        if "sockname" not in self.extra and self.sock is not None:
+            try:
+                self.extra["sockname"] = self.sock.getsockname()
+            except OSError:
+                self.extra["sockname"] = None
+
+    def get_extra_info(self, name, default=None):
+        if name == "sockname":
+            self.note_sockname()
+        elif name == "socket" and "socket" not in self.extra and self.sock is not None:
+            self.extra["socket"] = TransportSocket(self.sock)
+        return self.extra.get(name, default)
+
+    @property
+    def _extra(self):
+        self.get_extra_info("socket")
+        self.note_sockname()
+        return self.extra
+
+    @property
+    def _sock(self):
+        return self.sock
+
+    @property
+    def _sock_fd(self):
+        return self.fd
+
+    @property
+    def _loop(self):
+        return self.g if self.sock is not None else None
+
+    @property
+    def _protocol(self):
+        return self.protocol
+
+    @property
+    def _server(self):
+        return self.server
+
+    @property
+    def _start_tls_compatible(self):
+        return True
+
+    @property
+    def _sendfile_compatible(self):
+        return sendfile_mode
+
+    def _make_empty_waiter(self):
+        if self.empty_waiter is not None:
+            raise RuntimeError("Empty waiter is already set")
+        self.empty_waiter = self.g.create_future()
+        if not self.wsize:
+            self.empty_waiter.set_result(None)
+        return self.empty_waiter
+
+    def _reset_empty_waiter(self):
+        self.empty_waiter = None
+
+    def _lend_fd(self):
+        """Leave the poller, so that something else may watch the fd; _take_back_fd() ends that."""
+        if self.poller is not None:
+            self.poller.detach(self)
+
+    def _take_back_fd(self, Poller poller):
+        if self.sock is not None and not self.conn_lost:
+            poller.attach(self)
+            if self.started:
+                poller.watch(self, EV_IN | EV_RDHUP | (EV_OUT if self.wsize else 0))
