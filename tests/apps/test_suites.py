@@ -72,7 +72,7 @@ class Run:
         paths = [HERE / "suite", *([] if util.find_spec("trustme") else [HERE / "suite" / "standins"])]
         path = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         # -P: the installed package is to be tested, not a folder of that name
-        command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "loop_under_test", "-p", "no:cacheprovider",
+        command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "suite_plugin", "-p", "no:cacheprovider",
                    "--timeout=30", f"--basetemp={results.with_suffix('.tmp')}", *SUITES[suite]["options"], *tests]
         environment = {**os.environ, "PYTHONPATH": path, "SUITE_LOOP": loop, "SUITE_RESULTS": str(results)}
         with open(self.log, "wb") as out:
