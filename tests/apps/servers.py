@@ -69,7 +69,8 @@ class Server:
             command = [setpriv, *user, "--pdeathsig", "KILL", *command]
         self.log = Path(log)
         with open(log, "wb") as out:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            self.process = subprocess.Popen(command, cwd=self.log.parent, stdin=subprocess.DEVNULL, stdout=out,
+                                            stderr=out)
 
     def __enter__(self):
         try:
