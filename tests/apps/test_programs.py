@@ -81,8 +81,8 @@ def test_killed_and_cancelled_children(run):
     run(main())
 
 
-def test_grpc(run):
-    """grpc.aio polls on a thread of its own and wakes the loop through a socket."""
+def test_grpc(loop_factory):
+    """grpc.aio polls on threads of its own, whose descriptors live as long as the process, and wakes the loop."""
     grpc = pytest.importorskip("grpc")
 
     async def upper(request, context):
@@ -119,7 +119,8 @@ def test_grpc(run):
                 await call
         await server.stop(0)
 
-    run(main())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
 
 
 def test_aiofiles(run, tmp_path):
