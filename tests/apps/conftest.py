@@ -8,8 +8,6 @@ import asyncio
 import gc
 import os
 import ssl
-import sys
-import warnings
 from pathlib import Path
 
 import pytest

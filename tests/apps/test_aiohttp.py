@@ -9,9 +9,9 @@ import signal
 import pytest
 
 aiohttp = pytest.importorskip("aiohttp")
-from aiohttp import web  # noqa: E402
+from aiohttp import web
 
-from .servers import free_port  # noqa: E402
+from .servers import free_port
 
 MEGABYTE = 1 << 20
 BLOCK = bytes(range(256)) * 256  # 64 KiB

@@ -10,8 +10,8 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
 
-from . import asgi  # noqa: E402
-from .serve import uvicorn_serving  # noqa: E402
+from . import asgi
+from .serve import uvicorn_serving
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 aiohttp = pytest.importorskip("aiohttp")
-from aiohttp import web  # noqa: E402
+from aiohttp import web
 
 BLOCK = bytes(range(256)) * 256
 COUNT = 256  # blocks of 64 KiB in a large body

@@ -18,9 +18,9 @@ pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 websockets = pytest.importorskip("websockets")
 
-from . import asgi  # noqa: E402
-from .serve import uvicorn_serving  # noqa: E402
-from .servers import HERE, Server, free_port  # noqa: E402
+from . import asgi
+from .serve import uvicorn_serving
+from .servers import HERE, Server, free_port
 
 
 @pytest.fixture(params=["h11", "httptools"])

@@ -6,8 +6,8 @@ import os
 import pytest
 
 websockets = pytest.importorskip("websockets")
-from websockets.asyncio.client import connect  # noqa: E402
-from websockets.asyncio.server import broadcast, serve  # noqa: E402
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import broadcast, serve
 
 
 async def echo(ws):
@@ -43,9 +43,11 @@ def test_ping_and_close_codes(run):
         codes = asyncio.Queue()
 
         async def handler(ws):
-            async for message in ws:
-                if message == "close":
-                    await ws.close(4000, "because")
+            try:
+                await ws.recv()
+                await ws.close(4000, "because")
+            except websockets.ConnectionClosed:
+                pass
             codes.put_nowait(ws.close_code)
 
         async with serve(handler, "127.0.0.1", 0) as server:
