@@ -61,6 +61,7 @@ class Server:
     """
 
     stop_signal = signal.SIGTERM
+    ready_line = ""  # what the log holds once it serves, where listening alone does not say so
 
     def __init__(self, port, command, log, user=()):
         self.port = port
@@ -75,6 +76,11 @@ class Server:
     def __enter__(self):
         try:
             wait_listening(self.port, self.process)
+            deadline = time.monotonic() + START_S
+            while self.ready_line not in self.log.read_text(errors="replace"):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"no {self.ready_line!r} in {START_S} s")
+                time.sleep(0.02)
         except BaseException as error:
             self.stop()
             raise RuntimeError(self.log.read_text(errors="replace")) from error
@@ -108,6 +114,7 @@ class Postgres(Server):
     """PostgreSQL over TCP (TLS too) and a Unix socket in `folder`. It refuses to run as root, so root lends it a user."""
 
     stop_signal = signal.SIGINT  # fast shutdown
+    ready_line = "ready to accept connections"
 
     def __init__(self, certificates):
         initdb, postgres = program("initdb", "postgresql"), program("postgres", "postgresql")

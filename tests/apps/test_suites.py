@@ -39,14 +39,15 @@ EXCLUDED = {
 
 
 @pytest.fixture(scope="module")
-def sources(request):
+def sources(request, tmp_path_factory):
     """sources(name) -> a folder with the tests and settings of the installed version, but not with its code."""
     def fetch(name):
         pytest.importorskip(name)
         for needed in ("pytest_mock", "psutil"):
             pytest.importorskip(needed)
         version = metadata.version(name)
-        folder = request.config.cache.mkdir("suites")
+        cache = getattr(request.config, "cache", None)  # -p no:cacheprovider takes it away
+        folder = cache.mkdir("suites") if cache else tmp_path_factory.mktemp("suites")
         target = folder / f"{name}-{version}"
         if not target.exists():
             got = subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name,
