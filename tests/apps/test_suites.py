@@ -35,6 +35,11 @@ SUITES = {
 
 # Tests that need not pass on gmploop: the start of their name, and why.
 EXCLUDED = {
+    # They put another write() on one transport object; gmploop's transports have no attributes to replace.
+    "tests/test_web_websocket_functional.py::test_heartbeat_connection_closed",
+    "tests/test_client_ws_functional.py::test_heartbeat_connection_closed",
+    # It puts another time() on one loop object; gmploop asks time() of a subclass only.
+    "tests/test_web_functional.py::test_keepalive_expires_on_time",
 }
 
 
