@@ -89,6 +89,11 @@ class Loop(runtime.LoopCore, _BaseLoop):
         self._selector.poller = self.poller
         self._internal_fds += 1                 # the poller
 
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name == "time":              # a clock of this one loop
+            self._use_own_clock()
+
     # -- running and closing
 
     def run_forever(self):
@@ -212,24 +217,34 @@ class Loop(runtime.LoopCore, _BaseLoop):
 
     # -- descriptors
 
+    def _number(self, fd):
+        """The descriptor's number, of a closed file object the one under which it was registered."""
+        try:
+            return _fileno(fd)
+        except ValueError:
+            number = -1 if isinstance(fd, int) else fdwatch.find_closed(self.poller, fd)
+            if number < 0:
+                raise
+            return number
+
     def _ensure_fd_no_transport(self, fd):
-        user = runtime.transport_of(self, _fileno(fd))
+        user = runtime.transport_of(self, self._number(fd))
         if user is not None:
             raise RuntimeError(f"File descriptor {fd!r} is used by transport {user!r}")
 
     def _add_reader(self, fd, callback, *args):
         self._check_closed()
-        return fdwatch.add_io(self, self.poller, _fileno(fd), False, callback, args)
+        return fdwatch.add_io(self, self.poller, _fileno(fd), False, callback, args, fd)
 
     def _remove_reader(self, fd):
-        return not self._closed and fdwatch.remove_io(self, self.poller, _fileno(fd), False)
+        return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), False)
 
     def _add_writer(self, fd, callback, *args):
         self._check_closed()
-        return fdwatch.add_io(self, self.poller, _fileno(fd), True, callback, args)
+        return fdwatch.add_io(self, self.poller, _fileno(fd), True, callback, args, fd)
 
     def _remove_writer(self, fd):
-        return not self._closed and fdwatch.remove_io(self, self.poller, _fileno(fd), True)
+        return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), True)
 
     # -- sockets
 

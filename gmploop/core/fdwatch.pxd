@@ -9,6 +9,7 @@ cdef class IOHandle:
 
 cdef class FdWatch(Watch):
     cdef IOHandle reader, writer    # add_reader / add_writer; level-triggered while there is one
+    cdef object fileobj             # what add_reader was called with, if not a number: known also when it is closed
     cdef PyObject *sock             # identity of the socket that sock_*() calls were made with; NULL once it is gone
     cdef object sock_ref            # weak reference that resets `sock`
     cdef list readers, writers      # futures of sock_*() calls that wait

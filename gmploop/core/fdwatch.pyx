@@ -110,7 +110,7 @@ cdef class FdWatch(Watch):
         elif self.sock != NULL:
             mask = EV_IN | EV_RDHUP | (EV_OUT if self.writers or self.mask & (EV_OUT | EV_LEVEL) == EV_OUT else 0)
         self.poller.watch(self, mask)
-        if not mask:
+        if not mask and self.poller is not None:
             self.poller.detach(self)
         return 0
 
@@ -177,9 +177,18 @@ cdef FdWatch plain_watch(G g, Poller poller, int fd, bint make):
     return FdWatch(g, poller, fd) if make else None
 
 
-def add_io(G g not None, Poller poller not None, int fd, bint writing, callback, tuple args):
+def find_closed(Poller poller not None, fileobj):
+    """The number that a closed file object had when add_io() was called with it, or -1."""
+    for w in poller.table:
+        if isinstance(w, FdWatch) and (<FdWatch>w).fileobj is fileobj:
+            return (<FdWatch>w).fd
+    return -1
+
+
+def add_io(G g not None, Poller poller not None, int fd, bint writing, callback, tuple args, fileobj=None):
     """Set the callback of one direction; returns its handle. The former one is cancelled."""
     cdef FdWatch w = plain_watch(g, poller, fd, True)
+    w.fileobj = fileobj
     cdef IOHandle handle = IOHandle(callback, args)
     cdef IOHandle old = w.writer if writing else w.reader
     if writing:

@@ -42,6 +42,7 @@ cdef class Poller:
     cdef readonly str name
     cdef char *rbuf             # RBUF bytes that a read lands in before it becomes a bytes object; made on first use
     cdef char *read_buffer(self) except NULL
+    cdef bint owns(self, Watch w)
     cdef int attach(self, Watch w) except -1
     cdef int detach(self, Watch w) except -1
     cdef Watch lookup(self, int fd)

@@ -88,12 +88,14 @@ cdef class EpollPoller(Poller):
             return 0
         if self.forked():
             self.after_fork()
+        if not self.owns(w):
+            return 0
         self.control(w, EPOLL_CTL_DEL if not mask else EPOLL_CTL_MOD if w.mask else EPOLL_CTL_ADD, mask)
         w.mask = mask
         return 0
 
     cdef int rearm(self, Watch w) except -1:
-        return self.control(w, EPOLL_CTL_MOD, w.mask)
+        return self.control(w, EPOLL_CTL_MOD, w.mask) if self.owns(w) else 0
 
     cdef int control(self, Watch w, int op, uint32_t mask) except -1:
         cdef epoll_event ev

@@ -64,6 +64,9 @@ cdef class LoopCore(G):
         self.task_kwargs = {"loop": self}
         self.poller = EpollPoller(self)
 
+    def _use_own_clock(self):
+        self.custom_time = True
+
     # -- entering and leaving
 
     @property
