@@ -7,6 +7,8 @@ replaces what those parts rest on: callbacks, timers, the cycle, `_add_reader` a
 
 import asyncio
 import errno
+import os
+import selectors
 import signal
 import socket
 import ssl
@@ -17,7 +19,7 @@ from asyncio import (base_events, constants, events, format_helpers, futures, pr
                      transports, trsock, unix_events)
 from asyncio.log import logger
 
-from gmploop.core import fdwatch, handle, runtime, stream
+from gmploop.core import datagram, fdwatch, handle, runtime, stream, transport
 
 __all__ = ["Loop"]
 
@@ -34,18 +36,36 @@ def _format_callback(callback, args, debug):
     return format_helpers._format_callback_source(callback, args)
 
 
-handle.configure(_format_callback, events.Handle, events.TimerHandle)
-stream.configure(transports.Transport, protocols.BufferedProtocol, trsock.TransportSocket, logger,
-                 constants._SendfileMode.TRY_NATIVE)
-fdwatch.configure(ssl.SSLSocket, socket.socket)
-runtime.configure(tasks.Task, futures.Future, base_events.BaseEventLoop.create_task, socket.socket)
+class SocketTransport(transports._FlowControlMixin):
+    """What isinstance() and __class__ say of the core's transports, which cannot inherit from asyncio's classes."""
 
 
-class _NoSelector:
-    """Stands in for the selector that asyncio's constructor wants; the poller is the core's."""
+class DatagramTransport(transports._FlowControlMixin, transports.DatagramTransport):
+    """The same for datagrams."""
+
+
+class _SelectorView:
+    """The poller as asyncio's cold parts look at it: as a selector that tells what is watched."""
+
+    poller = None
+
+    def get_key(self, fd):
+        readable, writable = self.poller.events_of(_fileno(fd))
+        if not (readable or writable):
+            raise KeyError(f"{fd!r} is not registered")
+        mask = readable * selectors.EVENT_READ | writable * selectors.EVENT_WRITE
+        return selectors.SelectorKey(fd, _fileno(fd), mask, None)
 
     def close(self):
         pass
+
+
+handle.configure(_format_callback, events.Handle, events.TimerHandle)
+transport.configure(trsock.TransportSocket, logger)
+stream.configure(SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
+datagram.configure(DatagramTransport)
+fdwatch.configure(ssl.SSLSocket, socket.socket)
+runtime.configure(tasks.Task, futures.Future, base_events.BaseEventLoop.create_task, socket.socket)
 
 
 def _fileno(fd):
@@ -71,28 +91,25 @@ class Loop(runtime.LoopCore, _BaseLoop):
             raise ValueError(f"poller must be 'auto' or 'epoll', not {poller!r}")
         self._ssock = self._csock = None
         self._outer_wakeup_fd = -1
-        super().__init__(_NoSelector())
-        self._selector = None
+        super().__init__(_SelectorView())
         if debug is not None:
             self.set_debug(debug)
         self._open()
+        self._selector.poller = self.poller
+        self._internal_fds += 1                 # the poller
 
     # -- running and closing
 
     def run_forever(self):
         """Run until stop() is called."""
         self._check_closed()
-        if self._mine_is_taken():
-            raise RuntimeError("This event loop is already running")
+        self._check_running()
         wakeup = self._take_wakeup_fd()
         try:
             super().run_forever()
         finally:
             if wakeup:
                 self._return_wakeup_fd()
-
-    def _mine_is_taken(self):
-        return self.is_running()
 
     def close(self):
         """Close the loop. It must not run. Callbacks that are queued are dropped."""
@@ -102,6 +119,7 @@ class Loop(runtime.LoopCore, _BaseLoop):
             return
         super().close()
         self._close_core()
+        self._internal_fds -= 1
 
     def _make_self_pipe(self):
         """Called by asyncio's constructor. The pair is for signals only, so it is made when they are first wanted."""
@@ -154,6 +172,15 @@ class Loop(runtime.LoopCore, _BaseLoop):
                 pass
         return removed
 
+    def _add_callback(self, handle):
+        """asyncio's own way to queue a handle that it made (signal handlers)."""
+        if not handle._cancelled:
+            self.call_soon(handle._run)
+
+    def _add_callback_signalsafe(self, handle):
+        if not handle._cancelled:
+            self.call_soon_threadsafe(handle._run)
+
     def _process_self_data(self, data):
         super()._process_self_data(data)
         outer = self._outer_wakeup_fd
@@ -195,9 +222,9 @@ class Loop(runtime.LoopCore, _BaseLoop):
     # -- descriptors
 
     def _ensure_fd_no_transport(self, fd):
-        transport = runtime.transport_of(self, _fileno(fd))
-        if transport is not None:
-            raise RuntimeError(f"File descriptor {fd!r} is used by transport {transport!r}")
+        user = runtime.transport_of(self, _fileno(fd))
+        if user is not None:
+            raise RuntimeError(f"File descriptor {fd!r} is used by transport {user!r}")
 
     def _add_reader(self, fd, callback, *args):
         self._check_closed()
@@ -251,6 +278,10 @@ class Loop(runtime.LoopCore, _BaseLoop):
                                                     **timeouts)
         self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server)
         return ssl_protocol._app_transport
+
+    def _make_datagram_transport(self, sock, protocol, address=None, waiter=None, extra=None):
+        self._ensure_fd_no_transport(sock)
+        return datagram.DatagramTransport(self, self.poller, sock, protocol, address, waiter, extra)
 
     async def _sendfile_native(self, transp, file, offset, count):
         if not isinstance(transp, stream.SocketTransport):
@@ -335,7 +366,6 @@ def _connected(sock, address):
 
 def _write_quietly(fd, data):
     try:
-        import os
         os.write(fd, data)
     except OSError:
         pass

@@ -36,6 +36,7 @@ cdef class SockOp:
     cdef object attempt(self)
     cdef object wait(self)
     cdef object attempt_call(self)
+    cdef object callee(self)
     cdef object received(self, Py_ssize_t n, object value)
     cdef object leave(self, object value)
     cdef int register(self) except -1

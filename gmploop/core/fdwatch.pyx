@@ -223,9 +223,9 @@ cpdef enum SockKind:
     OP_RECV = 0
     OP_RECV_INTO = 1
     OP_SENDALL = 2
-    OP_CALL_READ = 3        # fn(*args) until it does not block, waiting for the socket to be readable
+    OP_CALL_READ = 3        # fn(*args), fn a callable or a method's name, until it does not block, waiting for the socket to be readable
     OP_CALL_WRITE = 4       # the same, writable
-    OP_SENDALL_BY_CALL = 5  # fn is the socket's own send
+    OP_SENDALL_BY_CALL = 5  # fn is "send"
 
 cdef enum:
     NEW = 0
@@ -349,13 +349,18 @@ cdef class SockOp:
         return 0
 
     cdef object wait(self):
+        cdef uint32_t mask
         cdef bint writing = self.kind in (OP_SENDALL, OP_CALL_WRITE, OP_SENDALL_BY_CALL)
         if self.w is None or self.w.poller is None:
             self.register()
         self.fut = self.g.new_future()
         (self.w.writers if writing else self.w.readers).append(self.fut)
         self.state = WAITING
+        mask = self.w.mask
         self.w.update()
+        if mask == self.w.mask and self.kind >= OP_CALL_READ and not mask & EV_LEVEL:
+            # Whatever fn is, it may say that it would block while the kernel would not: then no new edge comes.
+            self.poller.rearm(self.w)
         self.fut._asyncio_future_blocking = True
         return self.fut
 
@@ -399,12 +404,15 @@ cdef class SockOp:
     cdef object attempt_call(self):
         try:
             if self.kind != OP_SENDALL_BY_CALL:
-                return self.leave(self.fn(*self.args))
+                return self.leave(self.callee()(*self.args))
             while self.done < self.n:
-                self.done += self.fn(memoryview(self.args).cast("B")[self.done:])
+                self.done += self.callee()(memoryview(self.args).cast("B")[self.done:])
             return self.leave(None)
         except (BlockingIOError, InterruptedError):
             return self.wait()
+
+    cdef object callee(self):
+        return getattr(self.sock, self.fn) if isinstance(self.fn, str) else self.fn
 
     cdef object received(self, Py_ssize_t n, object value):
         if self.w is not None:

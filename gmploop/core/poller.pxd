@@ -46,6 +46,7 @@ cdef class Poller:
     cdef int detach(self, Watch w) except -1
     cdef Watch lookup(self, int fd)
     cdef int watch(self, Watch w, uint32_t mask) except -1
+    cdef int rearm(self, Watch w) except -1
     cdef int poll(self, int64_t delay_ns) except -1
     cdef int wake(self) except -1
     cdef int close(self) except -1

@@ -8,6 +8,7 @@ A Watch is one fd's registration for one owner: a transport, or the reader and w
 - watch() tells the kernel what to look for. An fd is registered once; a mask that stays the same costs no system call.
 - Events carry fd and generation; one that matches no attached watch is dropped. So a stale event, of an fd that was
   closed and whose number was given out again, never reaches the wrong owner.
+- rearm() asks anew: what is ready now is told once more, though its edge was told before.
 - Watches are edge-triggered unless the mask has EV_LEVEL: an edge is told once, and its owner reads or writes until the
   kernel says that it would block, or remembers that it has not.
 - detach() comes before the fd is closed, always: a duplicate in another process would keep the registration alive.
@@ -126,11 +127,20 @@ cdef class Poller:
     cdef int watch(self, Watch w, uint32_t mask) except -1:
         raise NotImplementedError
 
+    cdef int rearm(self, Watch w) except -1:
+        raise NotImplementedError
+
     cdef int poll(self, int64_t delay_ns) except -1:
         raise NotImplementedError
 
     cdef int wake(self) except -1:
         return 0
+
+    def events_of(self, int fd):
+        """What is watched on an fd: a pair of truth values, readable and writable."""
+        cdef Watch w = self.lookup(fd)
+        cdef uint32_t mask = w.mask if w is not None else 0
+        return bool(mask & EV_IN), bool(mask & EV_OUT)
 
     cdef int close(self) except -1:
         self.closed = True

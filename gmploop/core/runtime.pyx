@@ -399,31 +399,31 @@ cdef class LoopCore(G):
         """Receive up to n bytes from a non-blocking socket; returns them."""
         if type(sock) is socket_type:
             return SockOp(self, self.poller, OP_RECV, sock, None, n)
-        return SockOp(self, self.poller, OP_CALL_READ, sock, sock.recv, (n,))
+        return SockOp(self, self.poller, OP_CALL_READ, sock, "recv", (n,))
 
     def sock_recv_into(self, sock, buf):
         """Receive into a writable buffer; returns the number of bytes."""
         if type(sock) is socket_type:
             return SockOp(self, self.poller, OP_RECV_INTO, sock, None, buf)
-        return SockOp(self, self.poller, OP_CALL_READ, sock, sock.recv_into, (buf,))
+        return SockOp(self, self.poller, OP_CALL_READ, sock, "recv_into", (buf,))
 
     def sock_sendall(self, sock, data):
         """Send all of data. After a cancel it is unknown how much was sent."""
         if type(sock) is socket_type:
             return SockOp(self, self.poller, OP_SENDALL, sock, None, data)
-        return SockOp(self, self.poller, OP_SENDALL_BY_CALL, sock, sock.send, data)
+        return SockOp(self, self.poller, OP_SENDALL_BY_CALL, sock, "send", data)
 
     def sock_recvfrom(self, sock, bufsize):
         """Receive a datagram of up to bufsize bytes; returns (data, address)."""
-        return SockOp(self, self.poller, OP_CALL_READ, sock, sock.recvfrom, (bufsize,))
+        return SockOp(self, self.poller, OP_CALL_READ, sock, "recvfrom", (bufsize,))
 
     def sock_recvfrom_into(self, sock, buf, nbytes=0):
         """Receive a datagram into buf; returns (number of bytes, address)."""
-        return SockOp(self, self.poller, OP_CALL_READ, sock, sock.recvfrom_into, (buf, nbytes or len(buf)))
+        return SockOp(self, self.poller, OP_CALL_READ, sock, "recvfrom_into", (buf, nbytes or len(buf)))
 
     def sock_sendto(self, sock, data, address):
         """Send a datagram; returns the number of bytes."""
-        return SockOp(self, self.poller, OP_CALL_WRITE, sock, sock.sendto, (data, address))
+        return SockOp(self, self.poller, OP_CALL_WRITE, sock, "sendto", (data, address))
 
 
 def transport_of(LoopCore loop not None, int fd):
