@@ -95,5 +95,5 @@ def test_each_mistake_is_found(mypy):
 def test_the_stub_of_loop_tells_the_truth():
     """It takes all of its methods from asyncio's class, and these options."""
     assert issubclass(gmploop.Loop, asyncio.SelectorEventLoop)
-    for options in {"poller": "auto", "debug": None}, {"poller": None, "debug": True}:
+    for options in {"poller": "auto", "debug": None}, {"poller": "epoll", "debug": True}:
         gmploop.Loop(**options).close()
