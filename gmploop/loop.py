@@ -17,7 +17,7 @@ import threading
 from asyncio import (base_events, constants, events, format_helpers, futures, protocols, tasks, trsock, unix_events)
 from asyncio.log import logger
 
-from gmploop import transports
+from gmploop import config, transports
 from gmploop.core import datagram, fdwatch, handle, runtime, stream, transport
 
 __all__ = ["Loop"]
@@ -78,8 +78,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
     """
 
     def __init__(self, *, poller="auto", debug=None):
-        if poller not in ("auto", "epoll"):
-            raise ValueError(f"poller must be 'auto' or 'epoll', not {poller!r}")
+        config.resolve_poller(poller)           # epoll, or an error
+        debug = config.resolve_debug(debug)
         self._ssock = self._csock = None
         self._outer_wakeup_fd = -1
         super().__init__(_SelectorView())

@@ -28,7 +28,7 @@ def new_event_loop(*, poller: str | None = "auto", debug: bool | None = None) ->
     GMPLOOP_DEBUG and asyncio. Returns a Loop that is not set as the current one; close() it.
     Raises ValueError or TypeError naming the option, OSError if the poller cannot be had. Callable from any thread.
     """
-    return Loop(poller=config.resolve_poller(poller), debug=config.resolve_debug(debug))
+    return Loop(poller=poller, debug=debug)
 
 
 if sys.version_info < (3, 16):

@@ -56,7 +56,7 @@ def configure(task, future, create_task, plain_socket_type):
 
 cdef class LoopCore(G):
     def __cinit__(self, *args, **kwargs):
-        self.polled_at = 0
+        self._closed = True             # until _open(): __del__ of a loop whose constructor failed has nothing to close
 
     def _open(self):
         """Open the poller. Once, by the constructor of the subclass."""
