@@ -7,17 +7,19 @@ replaces what those parts rest on: callbacks, timers, the cycle, `_add_reader` a
 
 import asyncio
 import errno
+import functools
+import os
+import selectors
 import signal
 import socket
 import ssl
 import sys
 import threading
-import warnings
-from asyncio import (base_events, constants, events, format_helpers, futures, protocols, selector_events, tasks,
-                     transports, trsock, unix_events)
+from asyncio import (base_events, constants, events, format_helpers, futures, protocols, tasks, trsock, unix_events)
 from asyncio.log import logger
 
-from gmploop.core import fdwatch, handle, runtime, stream
+from gmploop import config, transports
+from gmploop.core import datagram, fdwatch, handle, runtime, stream, transport
 
 __all__ = ["Loop"]
 
@@ -34,18 +36,28 @@ def _format_callback(callback, args, debug):
     return format_helpers._format_callback_source(callback, args)
 
 
-handle.configure(_format_callback, events.Handle, events.TimerHandle)
-stream.configure(transports.Transport, protocols.BufferedProtocol, trsock.TransportSocket, logger,
-                 constants._SendfileMode.TRY_NATIVE)
-fdwatch.configure(ssl.SSLSocket, socket.socket)
-runtime.configure(tasks.Task, futures.Future, base_events.BaseEventLoop.create_task, socket.socket)
+class _SelectorView:
+    """The poller as asyncio's cold parts look at it: as a selector that tells what is watched."""
 
+    poller = None
 
-class _NoSelector:
-    """Stands in for the selector that asyncio's constructor wants; the poller is the core's."""
+    def get_key(self, fd):
+        readable, writable = self.poller.events_of(_fileno(fd))
+        if not (readable or writable):
+            raise KeyError(f"{fd!r} is not registered")
+        mask = readable * selectors.EVENT_READ | writable * selectors.EVENT_WRITE
+        return selectors.SelectorKey(fd, _fileno(fd), mask, None)
 
     def close(self):
         pass
+
+
+handle.configure(_format_callback, events.Handle, events.TimerHandle)
+transport.configure(trsock.TransportSocket, logger)
+stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
+datagram.configure(transports.DatagramTransport)
+fdwatch.configure(ssl.SSLSocket, socket.socket)
+runtime.configure(tasks.Task, futures.Future, base_events.BaseEventLoop.create_task, socket.socket)
 
 
 def _fileno(fd):
@@ -60,6 +72,12 @@ def _fileno(fd):
     return fd
 
 
+@functools.cache
+def _tune_malloc():
+    if config.tunes_malloc():
+        runtime.keep_freed_memory(config.TRIM_BYTES, config.MMAP_BYTES)
+
+
 class Loop(runtime.LoopCore, _BaseLoop):
     """An asyncio event loop. Every method of asyncio's Unix loop is there and means the same.
 
@@ -67,32 +85,35 @@ class Loop(runtime.LoopCore, _BaseLoop):
     """
 
     def __init__(self, *, poller="auto", debug=None):
-        if poller not in ("auto", "epoll"):
-            raise ValueError(f"poller must be 'auto' or 'epoll', not {poller!r}")
+        config.resolve_poller(poller)           # epoll, or an error
+        debug = config.resolve_debug(debug)
+        _tune_malloc()
         self._ssock = self._csock = None
         self._outer_wakeup_fd = -1
-        super().__init__(_NoSelector())
-        self._selector = None
+        super().__init__(_SelectorView())
         if debug is not None:
             self.set_debug(debug)
         self._open()
+        self._selector.poller = self.poller
+        self._internal_fds += 1                 # the poller
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name == "time":              # a clock of this one loop
+            self._use_own_clock()
 
     # -- running and closing
 
     def run_forever(self):
         """Run until stop() is called."""
         self._check_closed()
-        if self._mine_is_taken():
-            raise RuntimeError("This event loop is already running")
+        self._check_running()
         wakeup = self._take_wakeup_fd()
         try:
             super().run_forever()
         finally:
             if wakeup:
                 self._return_wakeup_fd()
-
-    def _mine_is_taken(self):
-        return self.is_running()
 
     def close(self):
         """Close the loop. It must not run. Callbacks that are queued are dropped."""
@@ -102,6 +123,7 @@ class Loop(runtime.LoopCore, _BaseLoop):
             return
         super().close()
         self._close_core()
+        self._internal_fds -= 1
 
     def _make_self_pipe(self):
         """Called by asyncio's constructor. The pair is for signals only, so it is made when they are first wanted."""
@@ -154,6 +176,15 @@ class Loop(runtime.LoopCore, _BaseLoop):
                 pass
         return removed
 
+    def _add_callback(self, handle):
+        """asyncio's own way to queue a handle that it made (signal handlers)."""
+        if not handle._cancelled:
+            self.call_soon(handle._run)
+
+    def _add_callback_signalsafe(self, handle):
+        if not handle._cancelled:
+            self.call_soon_threadsafe(handle._run)
+
     def _process_self_data(self, data):
         super()._process_self_data(data)
         outer = self._outer_wakeup_fd
@@ -194,24 +225,34 @@ class Loop(runtime.LoopCore, _BaseLoop):
 
     # -- descriptors
 
+    def _number(self, fd):
+        """The descriptor's number, of a closed file object the one under which it was registered."""
+        try:
+            return _fileno(fd)
+        except ValueError:
+            number = -1 if isinstance(fd, int) else fdwatch.find_closed(self.poller, fd)
+            if number < 0:
+                raise
+            return number
+
     def _ensure_fd_no_transport(self, fd):
-        transport = runtime.transport_of(self, _fileno(fd))
-        if transport is not None:
-            raise RuntimeError(f"File descriptor {fd!r} is used by transport {transport!r}")
+        user = runtime.transport_of(self, self._number(fd))
+        if user is not None:
+            raise RuntimeError(f"File descriptor {fd!r} is used by transport {user!r}")
 
     def _add_reader(self, fd, callback, *args):
         self._check_closed()
-        return fdwatch.add_io(self, self.poller, _fileno(fd), False, callback, args)
+        return fdwatch.add_io(self, self.poller, _fileno(fd), False, callback, args, fd)
 
     def _remove_reader(self, fd):
-        return not self._closed and fdwatch.remove_io(self, self.poller, _fileno(fd), False)
+        return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), False)
 
     def _add_writer(self, fd, callback, *args):
         self._check_closed()
-        return fdwatch.add_io(self, self.poller, _fileno(fd), True, callback, args)
+        return fdwatch.add_io(self, self.poller, _fileno(fd), True, callback, args, fd)
 
     def _remove_writer(self, fd):
-        return not self._closed and fdwatch.remove_io(self, self.poller, _fileno(fd), True)
+        return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), True)
 
     # -- sockets
 
@@ -247,10 +288,33 @@ class Loop(runtime.LoopCore, _BaseLoop):
     def _make_ssl_transport(self, rawsock, protocol, sslcontext, waiter=None, *, server_side=False,
                             server_hostname=None, extra=None, server=None, **timeouts):
         self._ensure_fd_no_transport(rawsock)
-        ssl_protocol = asyncio.sslproto.SSLProtocol(self, protocol, sslcontext, waiter, server_side, server_hostname,
-                                                    **timeouts)
+        ssl_protocol = transports.SSLProtocol(self, protocol, sslcontext, waiter, server_side, server_hostname,
+                                              **timeouts)
         self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server)
         return ssl_protocol._app_transport
+
+    async def start_tls(self, transport, protocol, sslcontext, **options):
+        """Upgrade a transport to TLS. What a stream reader has read and nobody has taken goes to the TLS layer."""
+        if isinstance(transport, stream.SocketTransport) and isinstance(sslcontext, ssl.SSLContext):
+            transport._unread(transports.take_unread(protocol))
+        upgraded = await super().start_tls(transport, protocol, sslcontext, **options)
+        ssl_protocol = getattr(upgraded, "_ssl_protocol", None)
+        if type(ssl_protocol) is asyncio.sslproto.SSLProtocol:
+            ssl_protocol.__class__ = transports.SSLProtocol
+        return upgraded
+
+    def _make_read_pipe_transport(self, pipe, protocol, waiter=None, extra=None):
+        return transports.ReadPipeTransport(self, pipe, protocol, waiter, extra)
+
+    def _make_write_pipe_transport(self, pipe, protocol, waiter=None, extra=None):
+        return transports.WritePipeTransport(self, pipe, protocol, waiter, extra)
+
+    def _child_watcher_callback(self, pid, returncode, transp):
+        self.call_soon_threadsafe(transports.process_exited, transp, returncode)
+
+    def _make_datagram_transport(self, sock, protocol, address=None, waiter=None, extra=None):
+        self._ensure_fd_no_transport(sock)
+        return datagram.DatagramTransport(self, self.poller, sock, protocol, address, waiter, extra)
 
     async def _sendfile_native(self, transp, file, offset, count):
         if not isinstance(transp, stream.SocketTransport):
@@ -284,27 +348,42 @@ class Loop(runtime.LoopCore, _BaseLoop):
             if self._debug:
                 logger.debug("%r got a new connection from %r: %r", server, address, conn)
             conn.setblocking(False)
-            extra = {"peername": address}
+            options = {"extra": {"peername": address}, "server": server}
             if sslcontext:
-                self.create_task(self._accept_connection2(protocol_factory, conn, extra, sslcontext, server,
-                                                          ssl_handshake_timeout, ssl_shutdown_timeout))
-            else:
-                self._accept_plain(protocol_factory, conn, extra, server)
+                options |= {"sslcontext": sslcontext, "server_side": True, "waiter": self.create_future(),
+                            "ssl_handshake_timeout": ssl_handshake_timeout, "ssl_shutdown_timeout": ssl_shutdown_timeout}
+            self._serve_accepted(protocol_factory, conn, **options)
 
-    def _accept_plain(self, protocol_factory, conn, extra, server):
-        protocol = None
+    def _serve_accepted(self, protocol_factory, conn, waiter=None, **options):
+        """Without a task for each connection, as asyncio makes one; what fails is told as there, in debug mode."""
+        protocol = transport = None
         try:
             protocol = protocol_factory()
-            self._make_socket_transport(conn, protocol, extra=extra, server=server)
+            make = self._make_ssl_transport if waiter is not None else self._make_socket_transport
+            transport = make(conn, protocol, waiter=waiter, **options)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
             conn.close()
-            if self._debug:
-                context = {"message": "Error on transport creation for incoming connection", "exception": exc}
-                if protocol is not None:
-                    context["protocol"] = protocol
-                self.call_exception_handler(context)
+            self._accept_failed(exc, protocol, transport)
+        else:
+            if waiter is not None:
+                waiter.add_done_callback(functools.partial(self._handshake_ended, protocol, transport))
+
+    def _handshake_ended(self, protocol, transport, waiter):
+        if waiter.cancelled() or waiter.exception() is None:
+            return
+        transport.close()
+        self._accept_failed(waiter.exception(), protocol, transport)
+
+    def _accept_failed(self, exc, protocol, transport):
+        if self._debug:
+            context = {"message": "Error on transport creation for incoming connection", "exception": exc}
+            if protocol is not None:
+                context["protocol"] = protocol
+            if transport is not None:
+                context["transport"] = transport
+            self.call_exception_handler(context)
 
     def _accept_later(self, exc, protocol_factory, sock, *rest):
         """Out of descriptors or memory: leave the clients in the backlog, say so once, look again in a second."""
@@ -335,7 +414,6 @@ def _connected(sock, address):
 
 def _write_quietly(fd, data):
     try:
-        import os
         os.write(fd, data)
     except OSError:
         pass

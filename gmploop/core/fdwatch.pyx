@@ -43,7 +43,7 @@ cdef extern from *:
     """
     Py_ssize_t recv(int, void *, size_t, int)
     Py_ssize_t send(int, const void *, size_t, int)
-    int MSG_NOSIGNAL
+    int MSG_NOSIGNAL, SOCK_STREAM
     object gl_return(object)
 
 # Injected by gmploop.loop.
@@ -110,7 +110,7 @@ cdef class FdWatch(Watch):
         elif self.sock != NULL:
             mask = EV_IN | EV_RDHUP | (EV_OUT if self.writers or self.mask & (EV_OUT | EV_LEVEL) == EV_OUT else 0)
         self.poller.watch(self, mask)
-        if not mask:
+        if not mask and self.poller is not None:
             self.poller.detach(self)
         return 0
 
@@ -177,9 +177,18 @@ cdef FdWatch plain_watch(G g, Poller poller, int fd, bint make):
     return FdWatch(g, poller, fd) if make else None
 
 
-def add_io(G g not None, Poller poller not None, int fd, bint writing, callback, tuple args):
+def find_closed(Poller poller not None, fileobj):
+    """The number that a closed file object had when add_io() was called with it, or -1."""
+    for w in poller.table:
+        if isinstance(w, FdWatch) and (<FdWatch>w).fileobj is fileobj:
+            return (<FdWatch>w).fd
+    return -1
+
+
+def add_io(G g not None, Poller poller not None, int fd, bint writing, callback, tuple args, fileobj=None):
     """Set the callback of one direction; returns its handle. The former one is cancelled."""
     cdef FdWatch w = plain_watch(g, poller, fd, True)
+    w.fileobj = fileobj
     cdef IOHandle handle = IOHandle(callback, args)
     cdef IOHandle old = w.writer if writing else w.reader
     if writing:
@@ -223,9 +232,9 @@ cpdef enum SockKind:
     OP_RECV = 0
     OP_RECV_INTO = 1
     OP_SENDALL = 2
-    OP_CALL_READ = 3        # fn(*args) until it does not block, waiting for the socket to be readable
+    OP_CALL_READ = 3        # fn(*args), fn a callable or a method's name, until it does not block, waiting for the socket to be readable
     OP_CALL_WRITE = 4       # the same, writable
-    OP_SENDALL_BY_CALL = 5  # fn is the socket's own send
+    OP_SENDALL_BY_CALL = 5  # fn is "send"
 
 cdef enum:
     NEW = 0
@@ -346,16 +355,22 @@ cdef class SockOp:
         if self.w.sock != <PyObject *>self.sock:
             self.w.sock_ref = weakref.ref(self.sock, self.w.forget_socket)
             self.w.sock = <PyObject *>self.sock
+            self.w.stream = self.sock.type == SOCK_STREAM
         return 0
 
     cdef object wait(self):
+        cdef uint32_t mask
         cdef bint writing = self.kind in (OP_SENDALL, OP_CALL_WRITE, OP_SENDALL_BY_CALL)
         if self.w is None or self.w.poller is None:
             self.register()
         self.fut = self.g.new_future()
         (self.w.writers if writing else self.w.readers).append(self.fut)
         self.state = WAITING
+        mask = self.w.mask
         self.w.update()
+        if mask == self.w.mask and self.kind >= OP_CALL_READ and not mask & EV_LEVEL:
+            # Whatever fn is, it may say that it would block while the kernel would not: then no new edge comes.
+            self.poller.rearm(self.w)
         self.fut._asyncio_future_blocking = True
         return self.fut
 
@@ -399,16 +414,19 @@ cdef class SockOp:
     cdef object attempt_call(self):
         try:
             if self.kind != OP_SENDALL_BY_CALL:
-                return self.leave(self.fn(*self.args))
+                return self.leave(self.callee()(*self.args))
             while self.done < self.n:
-                self.done += self.fn(memoryview(self.args).cast("B")[self.done:])
+                self.done += self.callee()(memoryview(self.args).cast("B")[self.done:])
             return self.leave(None)
         except (BlockingIOError, InterruptedError):
             return self.wait()
 
+    cdef object callee(self):
+        return getattr(self.sock, self.fn) if isinstance(self.fn, str) else self.fn
+
     cdef object received(self, Py_ssize_t n, object value):
         if self.w is not None:
-            self.w.drained = 0 < n < self.n and not self.w.hangup
+            self.w.drained = self.w.stream and 0 < n < self.n and not self.w.hangup
         return self.leave(value)
 
     cdef object leave(self, object value):

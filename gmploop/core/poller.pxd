@@ -42,10 +42,12 @@ cdef class Poller:
     cdef readonly str name
     cdef char *rbuf             # RBUF bytes that a read lands in before it becomes a bytes object; made on first use
     cdef char *read_buffer(self) except NULL
+    cdef bint owns(self, Watch w)
     cdef int attach(self, Watch w) except -1
     cdef int detach(self, Watch w) except -1
     cdef Watch lookup(self, int fd)
     cdef int watch(self, Watch w, uint32_t mask) except -1
+    cdef int rearm(self, Watch w) except -1
     cdef int poll(self, int64_t delay_ns) except -1
     cdef int wake(self) except -1
     cdef int close(self) except -1

@@ -4,10 +4,11 @@
 A Watch is one fd's registration for one owner: a transport, or the reader and writer callbacks of a plain fd.
     detached --attach--> attached (in the table, not watched) --watch(mask)--> watched --detach--> detached
 - attach() takes the fd's place in the table and a new generation. Whoever stood there before has lost the number (its
-  fd was closed behind its back): its later detach() does not touch the newcomer.
+  fd was closed behind its back): its later watch() and detach() do not touch the newcomer.
 - watch() tells the kernel what to look for. An fd is registered once; a mask that stays the same costs no system call.
 - Events carry fd and generation; one that matches no attached watch is dropped. So a stale event, of an fd that was
   closed and whose number was given out again, never reaches the wrong owner.
+- rearm() asks anew: what is ready now is told once more, though its edge was told before.
 - Watches are edge-triggered unless the mask has EV_LEVEL: an edge is told once, and its owner reads or writes until the
   kernel says that it would block, or remembers that it has not.
 - detach() comes before the fd is closed, always: a duplicate in another process would keep the registration alive.
@@ -83,6 +84,14 @@ cdef class Poller:
             return <Watch>self.table[fd]
         return None
 
+    cdef bint owns(self, Watch w):
+        """Whether the watch still has its fd's place; one that lost it is detached, and its mask is the past."""
+        if w.fd < len(self.table) and self.table[w.fd] is w:
+            return True
+        w.poller = None
+        w.mask = 0
+        return False
+
     cdef int attach(self, Watch w) except -1:
         while len(self.table) <= w.fd:
             self.table.append(None)
@@ -96,11 +105,11 @@ cdef class Poller:
     cdef int detach(self, Watch w) except -1:
         if w.poller is not self:
             return 0
-        w.poller = None
-        if w.fd < len(self.table) and self.table[w.fd] is w:
+        if self.owns(w):
             if w.mask and not self.forked():
                 self.watch(w, 0)
             self.table[w.fd] = None
+        w.poller = None
         w.mask = 0
         return 0
 
@@ -126,11 +135,20 @@ cdef class Poller:
     cdef int watch(self, Watch w, uint32_t mask) except -1:
         raise NotImplementedError
 
+    cdef int rearm(self, Watch w) except -1:
+        raise NotImplementedError
+
     cdef int poll(self, int64_t delay_ns) except -1:
         raise NotImplementedError
 
     cdef int wake(self) except -1:
         return 0
+
+    def events_of(self, int fd):
+        """What is watched on an fd: a pair of truth values, readable and writable."""
+        cdef Watch w = self.lookup(fd)
+        cdef uint32_t mask = w.mask if w is not None else 0
+        return bool(mask & EV_IN), bool(mask & EV_OUT)
 
     cdef int close(self) except -1:
         self.closed = True

@@ -18,3 +18,4 @@ cdef class EpollPoller(Poller):
     cdef epoll_event events[MAX_EVENTS]
     cdef int open(self) except -1
     cdef int close_fds(self) except -1
+    cdef int control(self, Watch w, int op, uint32_t mask) except -1

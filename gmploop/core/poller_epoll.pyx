@@ -84,26 +84,32 @@ cdef class EpollPoller(Poller):
         return 0
 
     cdef int watch(self, Watch w, uint32_t mask) except -1:
-        cdef epoll_event ev
-        cdef int op, r
         if mask == w.mask:
             return 0
         if self.forked():
             self.after_fork()
+        if not self.owns(w):
+            return 0
+        self.control(w, EPOLL_CTL_DEL if not mask else EPOLL_CTL_MOD if w.mask else EPOLL_CTL_ADD, mask)
+        w.mask = mask
+        return 0
+
+    cdef int rearm(self, Watch w) except -1:
+        return self.control(w, EPOLL_CTL_MOD, w.mask) if self.owns(w) else 0
+
+    cdef int control(self, Watch w, int op, uint32_t mask) except -1:
+        cdef epoll_event ev
+        cdef int r
         memset(&ev, 0, sizeof(ev))
         ev.events = mask & EV_KERNEL if mask & EV_LEVEL else mask | EPOLLET
         ev.data.u64 = <unsigned long long><unsigned int>w.fd | <unsigned long long>w.gen << 32
-        op = EPOLL_CTL_DEL if not mask else EPOLL_CTL_MOD if w.mask else EPOLL_CTL_ADD
         r = epoll_ctl(self.epfd, op, w.fd, &ev)
         if r < 0 and op == EPOLL_CTL_ADD and errno == EEXIST:
             r = epoll_ctl(self.epfd, EPOLL_CTL_MOD, w.fd, &ev)      # left by an owner that lost the number
         elif r < 0 and op == EPOLL_CTL_MOD and errno == ENOENT:
             r = epoll_ctl(self.epfd, EPOLL_CTL_ADD, w.fd, &ev)      # the fd was closed and opened anew
-        elif op == EPOLL_CTL_DEL:
-            r = 0                                                   # gone with its fd, if not by us
-        if r < 0:
+        if r < 0 and op != EPOLL_CTL_DEL:                           # there: gone with its fd, if not by us
             PyErr_SetFromErrno(OSError)
-        w.mask = mask
         return 0
 
     cdef int poll(self, int64_t delay_ns) except -1:

@@ -36,6 +36,21 @@ cdef extern from "pythread.h":
 cdef extern from "atomics.h" nogil:
     void gl_store_relaxed(unsigned long *, unsigned long)
 
+cdef extern from *:
+    """
+    #include <stdlib.h>
+    #if defined(__GLIBC__)
+    #include <malloc.h>
+    static void gl_keep_freed_memory(long trim, long mmap) {
+        mallopt(M_TRIM_THRESHOLD, (int)trim);
+        mallopt(M_MMAP_THRESHOLD, (int)mmap);
+    }
+    #else
+    static void gl_keep_freed_memory(long trim, long mmap) { (void)trim; (void)mmap; }
+    #endif
+    """
+    void gl_keep_freed_memory(long, long)
+
 cdef enum:
     MAX_SKIP = 61               # turns; Go's schedtick interval for looking at the global queue
     DAY_NS = 86400000000000     # asyncio's MAXIMUM_SELECT_TIMEOUT
@@ -54,15 +69,23 @@ def configure(task, future, create_task, plain_socket_type):
     Task, Future, base_create_task, socket_type = task, future, create_task, plain_socket_type
 
 
+def keep_freed_memory(long trim_bytes, long mmap_bytes):
+    """Let glibc keep up to trim_bytes of freed memory, and map only blocks above mmap_bytes. For the whole process."""
+    gl_keep_freed_memory(trim_bytes, mmap_bytes)
+
+
 cdef class LoopCore(G):
     def __cinit__(self, *args, **kwargs):
-        self.polled_at = 0
+        self._closed = True             # until _open(): __del__ of a loop whose constructor failed has nothing to close
 
     def _open(self):
         """Open the poller. Once, by the constructor of the subclass."""
         self.custom_time = type(self).time is not LoopCore.time
         self.task_kwargs = {"loop": self}
         self.poller = EpollPoller(self)
+
+    def _use_own_clock(self):
+        self.custom_time = True
 
     # -- entering and leaving
 
@@ -220,8 +243,8 @@ cdef class LoopCore(G):
         if context is None:
             context = PyContext_CopyCurrent()
         h = make_timer(deadline, callback, args, context)
-        # Comparing with NaN is always false, which makes stock fire it at once.
-        key = -INFINITY if isnan(deadline) else deadline
+        # NaN compares with nothing: on stock such a timer waits behind all others.
+        key = INFINITY if isnan(deadline) else deadline
         if gl_world_mine(&self.w):
             if self.add_timer(h, key) < 0:
                 raise MemoryError()
@@ -399,31 +422,31 @@ cdef class LoopCore(G):
         """Receive up to n bytes from a non-blocking socket; returns them."""
         if type(sock) is socket_type:
             return SockOp(self, self.poller, OP_RECV, sock, None, n)
-        return SockOp(self, self.poller, OP_CALL_READ, sock, sock.recv, (n,))
+        return SockOp(self, self.poller, OP_CALL_READ, sock, "recv", (n,))
 
     def sock_recv_into(self, sock, buf):
         """Receive into a writable buffer; returns the number of bytes."""
         if type(sock) is socket_type:
             return SockOp(self, self.poller, OP_RECV_INTO, sock, None, buf)
-        return SockOp(self, self.poller, OP_CALL_READ, sock, sock.recv_into, (buf,))
+        return SockOp(self, self.poller, OP_CALL_READ, sock, "recv_into", (buf,))
 
     def sock_sendall(self, sock, data):
         """Send all of data. After a cancel it is unknown how much was sent."""
         if type(sock) is socket_type:
             return SockOp(self, self.poller, OP_SENDALL, sock, None, data)
-        return SockOp(self, self.poller, OP_SENDALL_BY_CALL, sock, sock.send, data)
+        return SockOp(self, self.poller, OP_SENDALL_BY_CALL, sock, "send", data)
 
     def sock_recvfrom(self, sock, bufsize):
         """Receive a datagram of up to bufsize bytes; returns (data, address)."""
-        return SockOp(self, self.poller, OP_CALL_READ, sock, sock.recvfrom, (bufsize,))
+        return SockOp(self, self.poller, OP_CALL_READ, sock, "recvfrom", (bufsize,))
 
     def sock_recvfrom_into(self, sock, buf, nbytes=0):
         """Receive a datagram into buf; returns (number of bytes, address)."""
-        return SockOp(self, self.poller, OP_CALL_READ, sock, sock.recvfrom_into, (buf, nbytes or len(buf)))
+        return SockOp(self, self.poller, OP_CALL_READ, sock, "recvfrom_into", (buf, nbytes or len(buf)))
 
     def sock_sendto(self, sock, data, address):
         """Send a datagram; returns the number of bytes."""
-        return SockOp(self, self.poller, OP_CALL_WRITE, sock, sock.sendto, (data, address))
+        return SockOp(self, self.poller, OP_CALL_WRITE, sock, "sendto", (data, address))
 
 
 def transport_of(LoopCore loop not None, int fd):

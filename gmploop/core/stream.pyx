@@ -10,8 +10,6 @@ nobody wants.
 Writing. write() tries the send at once, as stock does: a callback that writes and then blocks has written. What the
 kernel does not take is kept as bytes objects (mutable data is copied) and sent with writev when EPOLLOUT comes; that
 bit is asked for from the first time on that a send would block.
-
-Contexts. Reads run in a copy of the context in which the transport was made, whoever resumes reading.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING, PyBytes_GET_SIZE, PyBytes_CheckExact
@@ -20,11 +18,8 @@ from cpython.exc cimport PyErr_SetFromErrno
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
 from libc.errno cimport errno, EAGAIN, EINTR
-import sys
-import warnings
-from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
-from gmploop.core.g cimport gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_at, gl_ring_free
-from gmploop.core.poller cimport EV_IN, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, EV_AGAIN, RBUF
+from gmploop.core.g cimport G, gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_at, gl_ring_free
+from gmploop.core.poller cimport Poller, uint32_t, EV_IN, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, EV_AGAIN, RBUF
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
@@ -41,6 +36,7 @@ cdef extern from *:
     #ifndef MSG_NOSIGNAL
     #define MSG_NOSIGNAL 0
     #endif
+    #define set_errno(e) (errno = (e))
     """
     struct iovec:
         void *iov_base
@@ -52,30 +48,26 @@ cdef extern from *:
     Py_ssize_t send(int, const void *, size_t, int)
     Py_ssize_t sendmsg(int, const msghdr *, int)
     int MSG_NOSIGNAL
+    void set_errno(int)
 
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 cdef enum:
     IOV = 128               # chunks a sendmsg takes; 2 KB of stack
-    LOG_LOST_WRITES = 5     # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
-    HIGH_WATER = 65536      # asyncio's default for sockets; low is a quarter
-    LOW_WATER = 16384
 
 # Injected by gmploop.loop.
-cdef type stock_transport = None
+cdef type shown_class = None
 cdef type BufferedProtocol = None
-cdef object TransportSocket = None
-cdef object logger = None
 cdef object sendfile_mode = None
-cdef bint server_takes_transport = sys.version_info >= (3, 13)
+
+
+def configure(transport_type, buffered_protocol, try_native):
+    """Set what stream transports need of asyncio: the class they show, BufferedProtocol, sendfile's mode."""
+    global shown_class, BufferedProtocol, sendfile_mode
+    shown_class, BufferedProtocol, sendfile_mode = transport_type, buffered_protocol, try_native
+
+
 cdef str data_received = "data_received"
-
-
-def configure(transport_type, buffered_protocol, transport_socket, log, try_native):
-    """Set what transports need of asyncio."""
-    global stock_transport, BufferedProtocol, TransportSocket, logger, sendfile_mode
-    stock_transport, BufferedProtocol, TransportSocket = transport_type, buffered_protocol, transport_socket
-    logger, sendfile_mode = log, try_native
 
 
 cdef inline bint would_block() noexcept:
@@ -83,44 +75,16 @@ cdef inline bint would_block() noexcept:
 
 
 @cython.final
-cdef class SocketTransport(Watch):
+cdef class SocketTransport(Transport):
     """A stream socket's transport. Methods are asyncio.Transport's; from the thread that runs its loop, but for
     close() and abort(), which may come from any thread."""
 
     def __init__(self, G loop not None, Poller poller not None, sock, protocol, waiter=None, extra=None, server=None):
-        self.fd = sock.fileno()
-        self.g = loop
-        self.sock = sock
-        self.waiter = waiter
-        self.extra = extra if extra is not None else {}
-        if "peername" not in self.extra:
-            try:
-                self.extra["peername"] = sock.getpeername()
-            except OSError:
-                self.extra["peername"] = None
-        self.server = server
-        self.high, self.low = HIGH_WATER, LOW_WATER
-        self.context = PyContext_CopyCurrent()
-        self.use_protocol(protocol)
-        poller.attach(self)
-        if server is not None:
-            server._attach(self) if server_takes_transport else server._attach()
-        self.push(EV_START)
+        self.setup(loop, poller, sock, protocol, waiter, extra, server)
 
     @property
     def __class__(self):
-        return stock_transport if stock_transport is not None else SocketTransport
-
-    def __del__(self):
-        if self.sock is not None:
-            try:
-                warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
-            finally:
-                if self.poller is not None:
-                    self.poller.detach(self)
-                self.sock.close()
-                self.sock = None
-                self.detach_server()
+        return shown_class if shown_class is not None else SocketTransport
 
     def __dealloc__(self):
         cdef size_t chunk = gl_ring_pop(&self.wbuf)
@@ -129,141 +93,40 @@ cdef class SocketTransport(Watch):
             chunk = gl_ring_pop(&self.wbuf)
         gl_ring_free(&self.wbuf)
 
-    def __repr__(self):
-        state = "closed" if self.sock is None else "closing" if self.closing else ""
-        read = "polling" if self.started and self.is_reading() else "idle"
-        write = "polling" if self.wsize else "idle"
-        return (f"<SocketTransport {state + ' ' if state else ''}fd={self.fd} read={read} "
-                f"write=<{write}, bufsize={self.wsize}>>")
+    cdef uint32_t wanted(self):
+        return EV_IN | EV_RDHUP | (EV_OUT if self.wsize or self.mask & EV_OUT else 0)
 
-    # -- life
+    cdef int clear_buffer(self) except -1:
+        return self.clear_wbuf()
 
-    cdef bint is_transport(self):
-        return True
+    cdef int use_protocol(self, protocol) except -1:
+        self.buffered = isinstance(protocol, BufferedProtocol)
+        self.protocol = protocol
+        return 0
 
-    cdef bint is_ended(self):
-        return self.closing
+    cdef int ended(self) except -1:
+        if self.empty_waiter is not None and not self.empty_waiter.done():
+            self.empty_waiter.set_exception(ConnectionError("Connection is closed by peer"))
+        return 0
 
     cdef int on_events(self, uint32_t events) except -1:
         if events & EV_START:
             return self.start()
-        if self.sock is None:
+        if self.gone:
             return 0
         if events & (EV_OUT | EV_ERR | EV_HUP) and self.wsize:
-            self.flush()
+            self.flush_in_context()
         if events & (EV_IN | EV_ERR | EV_HUP | EV_RDHUP | EV_AGAIN):
             self.drained = False
-            if not (self.closing or self.paused or self.eof_got or self.conn_lost or not self.started):
-                if events & (EV_RDHUP | EV_HUP | EV_ERR):
-                    self.hangup = True
-                if self.buffered:
-                    return self.read_buffered()
-                return self.read_data()
-            elif events & (EV_RDHUP | EV_HUP | EV_ERR):
+            if events & (EV_RDHUP | EV_HUP | EV_ERR):
                 self.hangup = True
-        return 0
-
-    cdef int start(self) except -1:
-        """connection_made, then reading begins, then whoever made the transport is told: stock's order."""
-        waiter, self.waiter = self.waiter, None
-        context = self.context.copy()
-        try:
-            context.run(self.protocol.connection_made, self)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as exc:
-            self.g.call_exception_handler({
-                "message": f"Exception in callback {self.protocol.connection_made!r}",
-                "exception": exc, "transport": self, "protocol": self.protocol})
-        self.started = True
-        if not self.conn_lost and self.sock is not None and self.poller is not None:
-            try:
-                self.poller.watch(self, EV_IN | EV_RDHUP | (EV_OUT if self.wsize else 0))
-            except OSError as exc:
-                self.fatal(exc, "Fatal error: cannot watch the socket")
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-        return 0
-
-    cdef int call_lost(self, object exc) except -1:
-        protocol, self.protocol = self.protocol, None
-        try:
-            if protocol is not None:
-                protocol.connection_lost(exc)
-        finally:
-            self.note_sockname()
-            if self.poller is not None:
-                self.poller.detach(self)
-            sock, self.sock = self.sock, None
-            if sock is not None:
-                sock.close()
-            self.detach_server()
-            if self.empty_waiter is not None and not self.empty_waiter.done():
-                self.empty_waiter.set_exception(ConnectionError("Connection is closed by peer"))
-        return 0
-
-    def _call_connection_lost(self, exc):
-        self.call_lost(exc)
-
-    def detach_server(self):
-        server, self.server = self.server, None
-        if server is not None:
-            server._detach(self) if server_takes_transport else server._detach()
-
-    cdef int force_close(self, object exc) except -1:
-        if self.conn_lost:
-            return 0
-        self.clear_wbuf()
-        self.closing = True
-        self.conn_lost += 1
-        self.g.call_soon(self._call_connection_lost, exc)
-        return 0
-
-    def _force_close(self, exc):
-        self.force_close(exc)
-
-    cdef int fatal(self, object exc, str message) except -1:
-        if isinstance(exc, OSError):
-            if self.g.w.debug:
-                logger.debug("%r: %s", self, message, exc_info=True)
-        else:
-            self.g.call_exception_handler({"message": message, "exception": exc, "transport": self,
-                                           "protocol": self.protocol})
-        return self.force_close(exc)
-
-    def _fatal_error(self, exc, message="Fatal error on transport"):
-        self.fatal(exc, message)
-
-    def close(self):
-        """Send what is buffered, then call connection_lost(None). Nothing is read any more. From any thread."""
-        if self.foreign():
-            self.g.call_soon_threadsafe(self.close)
-            return
-        if self.closing:
-            return
-        self.closing = True
-        if not self.wsize:
-            self.conn_lost += 1
-            self.g.call_soon(self._call_connection_lost, None)
-
-    def abort(self):
-        """Drop what is buffered and call connection_lost(None) soon. From any thread."""
-        if self.foreign():
-            self.g.call_soon_threadsafe(self.abort)
-            return
-        self.force_close(None)
-
-    def is_closing(self):
-        return self.closing
-
-    cdef bint foreign(self):
-        cdef unsigned long owner = gl_load_relaxed(&self.g.w.owner)
-        return owner != 0 and not gl_world_mine(&self.g.w)
-
-    cdef int here(self, str what) except -1:
-        """Refuse to go on in another thread while one runs the loop."""
-        if self.foreign():
-            self.g._refuse_thread(f"{what}() of {self!r}")
+            if not (self.closing or self.paused or self.eof_got or self.conn_lost or not self.started):
+                context = self.context
+                PyContext_Enter(context)
+                try:
+                    self.read_buffered() if self.buffered else self.read_data()
+                finally:
+                    PyContext_Exit(context)
         return 0
 
     # -- reading
@@ -288,16 +151,20 @@ cdef class SocketTransport(Watch):
         return 0
 
     cdef int read_data(self) except -1:
-        cdef char *buf = self.poller.read_buffer()
-        cdef Py_ssize_t n = recv(self.fd, buf, RBUF, 0)
-        if n < 0:
-            return self.read_failed()
-        if n == 0:
-            return self.on_eof()
-        data = PyBytes_FromStringAndSize(buf, n)
-        context = self.context
+        cdef char *buf
+        cdef Py_ssize_t n
+        if self.unread is not None:
+            data = self.take_unread(RBUF)
+            n = RBUF
+        else:
+            buf = self.poller.read_buffer()
+            n = recv(self.fd, buf, RBUF, 0)
+            if n < 0:
+                return self.read_failed()
+            if n == 0:
+                return self.on_eof()
+            data = PyBytes_FromStringAndSize(buf, n)
         self.drained = n < RBUF and not self.hangup
-        PyContext_Enter(context)
         try:
             PyObject_CallMethodOneArg(self.protocol, data_received, data)
         except (SystemExit, KeyboardInterrupt):
@@ -305,65 +172,68 @@ cdef class SocketTransport(Watch):
         except BaseException as exc:
             self.fatal(exc, "Fatal error: protocol.data_received() call failed.")
             return 0
-        finally:
-            PyContext_Exit(context)
         return 0 if self.drained else self.after_read(n, RBUF)
 
     cdef int read_buffered(self) except -1:
         cdef Py_buffer view
         cdef Py_ssize_t n, asked
-        context = self.context
-        PyContext_Enter(context)
+        cdef int error
         try:
-            try:
-                buf = self.protocol.get_buffer(-1)
-                if not len(buf):
-                    raise RuntimeError("get_buffer() returned an empty buffer")
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as exc:
-                self.fatal(exc, "Fatal error: protocol.get_buffer() call failed.")
-                return 0
-            try:
-                PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as exc:
-                self.fatal(exc, "Fatal read error on socket transport")
-                return 0
-            asked = view.len
+            buf = self.protocol.get_buffer(-1)
+            if not len(buf):
+                raise RuntimeError("get_buffer() returned an empty buffer")
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal(exc, "Fatal error: protocol.get_buffer() call failed.")
+            return 0
+        try:
+            PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal(exc, "Fatal read error on socket transport")
+            return 0
+        asked = view.len
+        if self.unread is not None:
+            data = self.take_unread(asked)
+            n = asked = len(data)       # the socket was not asked: read on
+            memcpy(view.buf, PyBytes_AS_STRING(data), n)
+        else:
             n = recv(self.fd, view.buf, asked, 0)
-            if n < 0 and not would_block():
-                try:
-                    PyErr_SetFromErrno(OSError)
-                except OSError as exc:
-                    PyBuffer_Release(&view)
-                    self.fatal(exc, "Fatal read error on socket transport")
-                    return 0
+        if n < 0:
+            error = errno
             PyBuffer_Release(&view)
-            if n < 0:
-                self.drained = not self.hangup
-                return 0
-            if n == 0:
-                return self.on_eof()
-            self.drained = n < asked and not self.hangup
-            try:
-                self.protocol.buffer_updated(n)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as exc:
-                self.fatal(exc, "Fatal error: protocol.buffer_updated() call failed.")
-                return 0
-        finally:
-            PyContext_Exit(context)
+            set_errno(error)
+            return self.read_failed()
+        PyBuffer_Release(&view)
+        if n == 0:
+            return self.on_eof()
+        self.drained = n < asked and not self.hangup
+        try:
+            self.protocol.buffer_updated(n)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal(exc, "Fatal error: protocol.buffer_updated() call failed.")
+            return 0
         return 0 if self.drained else self.after_read(n, asked)
 
+    cdef object take_unread(self, Py_ssize_t most):
+        data, self.unread = self.unread[:most], self.unread[most:] or None
+        return data
+
+    def _unread(self, data):
+        """Give data back: it is read first when reading goes on."""
+        if data:
+            self.unread = data
+            self.drained = False
+
     cdef int on_eof(self) except -1:
-        if self.g.w.debug:
-            logger.debug("%r received EOF", self)
+        self.debug_log("received EOF")
         self.eof_got = True
         try:
-            keep_open = self.context_run(self.protocol.eof_received)
+            keep_open = self.protocol.eof_received()
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
@@ -373,11 +243,6 @@ cdef class SocketTransport(Watch):
             self.close()
         return 0
 
-    cdef object context_run(self, fn):
-        if self.buffered:               # read_buffered is in the context already
-            return fn()
-        return self.context.run(fn)
-
     def is_reading(self):
         return not self.closing and not self.paused
 
@@ -386,8 +251,7 @@ cdef class SocketTransport(Watch):
         if self.closing or self.paused:
             return
         self.paused = True
-        if self.g.w.debug:
-            logger.debug("%r pauses reading", self)
+        self.debug_log("pauses reading")
 
     def resume_reading(self):
         self.here("resume_reading")
@@ -396,8 +260,7 @@ cdef class SocketTransport(Watch):
         self.paused = False
         if self.started and not self.drained and not self.eof_got:
             self.push(EV_AGAIN)
-        if self.g.w.debug:
-            logger.debug("%r resumes reading", self)
+        self.debug_log("resumes reading")
 
     # -- writing
 
@@ -408,15 +271,6 @@ cdef class SocketTransport(Watch):
         if self.empty_waiter is not None:
             raise RuntimeError(f"unable to {what}; sendfile is in progress")
         return 0
-
-    cdef bint lost(self) except -1:
-        """Whether the connection is gone; counts, and says so from the fifth write on."""
-        if not self.conn_lost:
-            return False
-        if self.conn_lost >= LOG_LOST_WRITES:
-            logger.warning("socket.send() raised exception.")
-        self.conn_lost += 1
-        return True
 
     cdef Py_ssize_t send_now(self, object data) except -2:
         """Bytes the kernel took; -1 when the connection was found broken (and is being closed)."""
@@ -466,6 +320,11 @@ cdef class SocketTransport(Watch):
         chunks = [data if PyBytes_CheckExact(data) else memoryview(data) for data in list_of_data]
         if not chunks or self.lost():
             return
+        for data in chunks:
+            if not PyBytes_CheckExact(data) and not data.c_contiguous:
+                self.fatal(BufferError("memoryview: underlying buffer is not C-contiguous"),
+                           "Fatal write error on socket transport")
+                return
         cdef bint first = self.wsize == 0
         for data in chunks:
             self.keep(data, 0)
@@ -478,6 +337,8 @@ cdef class SocketTransport(Watch):
     cdef int keep(self, object data, Py_ssize_t offset) except -1:
         """Append data[offset:] (in bytes) to the buffer."""
         cdef bytes chunk
+        if self.wsize == 0:
+            self.wcontext = PyContext_CopyCurrent()
         if PyBytes_CheckExact(data):
             if gl_ring_len(&self.wbuf) == 0:
                 chunk, self.woff = data, offset
@@ -497,7 +358,7 @@ cdef class SocketTransport(Watch):
 
     cdef int arm_write(self) except -1:
         if self.started and self.poller is not None and not self.mask & EV_OUT:
-            self.poller.watch(self, EV_IN | EV_RDHUP | EV_OUT)
+            self.poller.watch(self, self.wanted())
         return 0
 
     cdef int clear_wbuf(self) except -1:
@@ -510,7 +371,6 @@ cdef class SocketTransport(Watch):
         return 0
 
     cdef int flush(self) except -1:
-        """Send as much of the buffer as the kernel takes; when it is empty, do what waited for that."""
         cdef iovec iov[IOV]
         cdef msghdr msg
         cdef size_t i, count
@@ -594,105 +454,6 @@ cdef class SocketTransport(Watch):
     def can_write_eof(self):
         return True
 
-    # -- flow control
-
-    cdef int maybe_pause(self) except -1:
-        if self.wsize <= self.high or self.protocol_paused:
-            return 0
-        self.protocol_paused = True
-        try:
-            self.protocol.pause_writing()
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as exc:
-            self.g.call_exception_handler({"message": "protocol.pause_writing() failed", "exception": exc,
-                                           "transport": self, "protocol": self.protocol})
-        return 0
-
-    cdef int maybe_resume(self) except -1:
-        if not self.protocol_paused or self.wsize > self.low:
-            return 0
-        self.protocol_paused = False
-        try:
-            self.protocol.resume_writing()
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as exc:
-            self.g.call_exception_handler({"message": "protocol.resume_writing() failed", "exception": exc,
-                                           "transport": self, "protocol": self.protocol})
-        return 0
-
-    def set_write_buffer_limits(self, high=None, low=None):
-        """Pause the protocol above `high` buffered bytes, resume it at `low` or fewer."""
-        self.here("set_write_buffer_limits")
-        if high is None:
-            high = HIGH_WATER if low is None else 4 * low
-        if low is None:
-            low = high // 4
-        if not high >= low >= 0:
-            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
-        self.high, self.low = high, low
-        self.maybe_pause()
-
-    def get_write_buffer_limits(self):
-        return self.low, self.high
-
-    def get_write_buffer_size(self):
-        return self.wsize
-
-    # -- what others ask
-
-    def use_protocol(self, protocol):
-        self.buffered = isinstance(protocol, BufferedProtocol)
-        self.protocol = protocol
-
-    def set_protocol(self, protocol):
-        self.here("set_protocol")
-        self.use_protocol(protocol)
-
-    def get_protocol(self):
-        return self.protocol
-
-    def note_sockname(self):
-        if "sockname" not in self.extra and self.sock is not None:
-            try:
-                self.extra["sockname"] = self.sock.getsockname()
-            except OSError:
-                self.extra["sockname"] = None
-
-    def get_extra_info(self, name, default=None):
-        if name == "sockname":
-            self.note_sockname()
-        elif name == "socket" and "socket" not in self.extra and self.sock is not None:
-            self.extra["socket"] = TransportSocket(self.sock)
-        return self.extra.get(name, default)
-
-    @property
-    def _extra(self):
-        self.get_extra_info("socket")
-        self.note_sockname()
-        return self.extra
-
-    @property
-    def _sock(self):
-        return self.sock
-
-    @property
-    def _sock_fd(self):
-        return self.fd
-
-    @property
-    def _loop(self):
-        return self.g if self.sock is not None else None
-
-    @property
-    def _protocol(self):
-        return self.protocol
-
-    @property
-    def _server(self):
-        return self.server
-
     @property
     def _start_tls_compatible(self):
         return True
@@ -718,7 +479,7 @@ cdef class SocketTransport(Watch):
             self.poller.detach(self)
 
     def _take_back_fd(self, Poller poller):
-        if self.sock is not None and not self.conn_lost:
+        if not self.gone and not self.conn_lost:
             poller.attach(self)
             if self.started:
-                poller.watch(self, EV_IN | EV_RDHUP | (EV_OUT if self.wsize else 0))
+                poller.watch(self, self.wanted())

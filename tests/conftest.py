@@ -1,0 +1,157 @@
+"""Fixtures shared by all tests: which loops they run on, and what every test must leave behind (nothing)."""
+
+import asyncio
+import gc
+import sys
+
+import pytest
+
+import support
+
+
+def pytest_addoption(parser):
+    parser.addoption("--loops", default=",".join(support.LOOPS), help="comma separated loops to test, of: %default")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "stock_fault(reason, *ranges, **params): asyncio's own loop may fail this test, "
+                            "with these parameters, on Pythons since <= version < until for one of the (since, until), "
+                            "or on all; gmploop must not")
+    config.addinivalue_line("markers", "leaves(reason): no look at descriptors and threads after this test")
+    config.stash[BODY_FAILED] = set()
+
+
+BODY_FAILED = pytest.StashKey()
+
+
+def pytest_generate_tests(metafunc):
+    if "loop_kind" in metafunc.fixturenames:
+        kinds = metafunc.config.getoption("--loops").split(",")
+        unknown = set(kinds) - set(support.LOOPS)
+        if unknown:
+            raise pytest.UsageError(f"--loops takes {', '.join(support.LOOPS)}, not {', '.join(sorted(unknown))}")
+        metafunc.parametrize("loop_kind", kinds, indirect=True, scope="function")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        kind = item.callspec.params.get("loop_kind") if hasattr(item, "callspec") else None
+        for fault in item.iter_markers("stock_fault"):
+            reason, *ranges = fault.args
+            if kind == "asyncio" and support.version_in(ranges) and \
+                    all(item.callspec.params[name] in values for name, values in fault.kwargs.items()):
+                item.add_marker(pytest.mark.xfail(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.when == "call" and call.excinfo is not None:
+        item.config.stash[BODY_FAILED].add(item.nodeid)
+    return report
+
+
+@pytest.fixture
+def body_failed(request):
+    """A function that tells whether the test's body failed: what it left behind is then no news."""
+    return lambda: request.node.nodeid in request.config.stash[BODY_FAILED]
+
+
+@pytest.fixture(scope="session")
+def warm(request):
+    """Make each loop create once whatever it creates once per process, so that it does not look like a leak."""
+    kinds = request.config.getoption("--loops").split(",")
+    for kind in kinds:
+        support.warm_up(support.LOOPS[kind]())
+    gc.collect()
+    gc.freeze()  # makes the many later collections cheap
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def errors():
+    """Contexts given to the exception handlers of the test's loops; a test takes out those it expects."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request, warm, errors, body_failed):
+    """After each test: no descriptor, no thread and no unexpected report of an error."""
+    fds, threads = support.open_fds(), support.threads()
+    yield
+    if body_failed() or request.node.get_closest_marker("leaves"):
+        return
+    unexpected, errors[:] = list(errors), ()
+    assert not unexpected, "the exception handler was called"
+    assert not support.leftovers(support.open_fds, fds), "descriptors left open"
+    assert not support.leftovers(support.threads, threads), "threads left running"
+
+
+@pytest.fixture
+def loop_kind(request):
+    return request.param
+
+
+@pytest.fixture
+def loop_factory(loop_kind, errors, body_failed):
+    """Makes loops of the kind under test. They are closed afterwards; a task left on one is a failure."""
+    made = []
+
+    def factory():
+        loop = support.LOOPS[loop_kind]()
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        made.append(loop)
+        return loop
+
+    yield factory
+    left = [task for loop in made for task in support.finish(loop)]
+    assert body_failed() or not left, "tasks left behind"
+
+
+@pytest.fixture
+def loop(loop_factory):
+    return loop_factory()
+
+
+@pytest.fixture
+def run(loop, request):
+    """Runs a coroutine on the loop under test, for at most `timeout` seconds."""
+    expected_to_fail = request.node.get_closest_marker("xfail")
+
+    def runner(coro, timeout=20):
+        timeout = min(timeout, 0.5) if expected_to_fail else timeout
+        return loop.run_until_complete(support.bounded(coro, timeout))
+    return runner
+
+
+@pytest.fixture
+def same_as_stock(errors):
+    """Runs `scenario(loop)`, a coroutine function, on asyncio's loop and on gmploop's: the results must be equal."""
+    def compare(scenario, timeout=20):
+        results = {}
+        for kind, make in support.LOOPS.items():
+            loop = make()
+            loop.set_exception_handler(lambda _, context: errors.append(context))
+            try:
+                results[kind] = loop.run_until_complete(support.bounded(scenario(loop), timeout))
+            finally:
+                left = support.finish(loop)
+            assert not left, f"tasks left behind on {kind}"
+        assert results["gmploop"] == results["asyncio"]
+        return results["asyncio"]
+    return compare
+
+
+@pytest.fixture(params=["plain", pytest.param("eager", marks=pytest.mark.skipif(
+    sys.version_info < (3, 12), reason="eager tasks came with Python 3.12"))])
+def task_factory(request, loop):
+    """The loop's tasks start on the next turn (plain) or at once (eager)."""
+    loop.set_task_factory(asyncio.eager_task_factory if request.param == "eager" else None)
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory):
+    """A server's and a client's SSLContext that trust each other, for the name `localhost`."""
+    return support.make_tls(tmp_path_factory.mktemp("tls"))
