@@ -52,12 +52,12 @@ class _SelectorView:
         pass
 
 
-handle.configure(_format_callback, events.Handle, events.TimerHandle)
+handle.configure(_format_callback, events.Handle, events.TimerHandle, getattr(events, "_ThreadSafeHandle", None))
 transport.configure(trsock.TransportSocket, logger)
 stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
 datagram.configure(transports.DatagramTransport)
 fdwatch.configure(ssl.SSLSocket, socket.socket)
-runtime.configure(tasks.Task, futures.Future, base_events.BaseEventLoop.create_task, socket.socket)
+runtime.configure(tasks, futures, base_events.BaseEventLoop.create_task, socket.socket)
 
 
 def _fileno(fd):
@@ -309,8 +309,9 @@ class Loop(runtime.LoopCore, _BaseLoop):
     def _make_write_pipe_transport(self, pipe, protocol, waiter=None, extra=None):
         return transports.WritePipeTransport(self, pipe, protocol, waiter, extra)
 
-    def _child_watcher_callback(self, pid, returncode, transp):
-        self.call_soon_threadsafe(transports.process_exited, transp, returncode)
+    if sys.version_info < (3, 14):
+        def _child_watcher_callback(self, pid, returncode, transp):
+            self.call_soon_threadsafe(transports.process_exited, transp, returncode)
 
     def _make_datagram_transport(self, sock, protocol, address=None, waiter=None, extra=None):
         self._ensure_fd_no_transport(sock)
