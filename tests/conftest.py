@@ -17,6 +17,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "stock_fault(reason, *ranges, **params): asyncio's own loop may fail this test, "
                             "with these parameters, on Pythons since <= version < until for one of the (since, until), "
                             "or on all; gmploop must not")
+    config.addinivalue_line("markers", "gmploop_only: what stock does here is not specified, so it is not tested")
     config.addinivalue_line("markers", "leaves(reason): no look at descriptors and threads after this test")
     config.stash[BODY_FAILED] = set()
 
@@ -30,6 +31,8 @@ def pytest_generate_tests(metafunc):
         unknown = set(kinds) - set(support.LOOPS)
         if unknown:
             raise pytest.UsageError(f"--loops takes {', '.join(support.LOOPS)}, not {', '.join(sorted(unknown))}")
+        if metafunc.definition.get_closest_marker("gmploop_only"):
+            kinds = [kind for kind in kinds if kind == "gmploop"]
         metafunc.parametrize("loop_kind", kinds, indirect=True, scope="function")
 
 

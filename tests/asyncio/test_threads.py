@@ -14,9 +14,6 @@ from support import LOOPS, Recorder, bounded, child_output, finish, link, result
 
 pytestmark = pytest.mark.timeout(60)
 
-ONLY_GMPLOOP = "stock does not notice calls from a foreign thread, whatever they break"
-
-
 @pytest.fixture
 def in_thread():
     """Runs functions in threads of their own; the first error is raised when the threads have ended."""
@@ -366,11 +363,10 @@ async def set_debug(loop, debug):
     loop.set_debug(debug)
 
 
+@pytest.mark.gmploop_only
 @pytest.mark.parametrize("way", ["call_later", "call_at"])
 @pytest.mark.parametrize("own", [False, True], ids=["thread without a loop", "thread with a loop of its own"])
-def test_timers_from_a_foreign_thread_are_refused(loop_kind, running, loop_factory, way, own):
-    if loop_kind == "asyncio":
-        pytest.skip(ONLY_GMPLOOP)
+def test_timers_from_a_foreign_thread_are_refused(running, loop_factory, way, own):
     mine = loop_factory()
 
     async def main():
@@ -395,12 +391,10 @@ STREAM_CALLS = {
 }
 
 
+@pytest.mark.gmploop_only
 @pytest.mark.parametrize("call", STREAM_CALLS)
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_stream_transport_calls_from_a_foreign_thread_are_refused(loop_kind, running, kind, call):
-    if loop_kind == "asyncio":
-        pytest.skip(ONLY_GMPLOOP)
-
+def test_stream_transport_calls_from_a_foreign_thread_are_refused(running, kind, call):
     async def main():
         async with link(kind) as (near, far):
             message = await running.run_in_executor(None, result_message, STREAM_CALLS[call], near.transport)
@@ -411,10 +405,8 @@ def test_stream_transport_calls_from_a_foreign_thread_are_refused(loop_kind, run
     on(running, main())
 
 
-def test_sendto_from_a_foreign_thread_is_refused(loop_kind, running):
-    if loop_kind == "asyncio":
-        pytest.skip(ONLY_GMPLOOP)
-
+@pytest.mark.gmploop_only
+def test_sendto_from_a_foreign_thread_is_refused(running):
     async def main():
         transport, protocol = await running.create_datagram_endpoint(Recorder, local_addr=("127.0.0.1", 0))
         address = transport.get_extra_info("sockname")
@@ -425,12 +417,10 @@ def test_sendto_from_a_foreign_thread_is_refused(loop_kind, running):
     on(running, main())
 
 
+@pytest.mark.gmploop_only
 @pytest.mark.parametrize("call", ["close", "abort"])
 @pytest.mark.parametrize("kind", ["tcp", "unix", "datagram"])
-def test_close_and_abort_from_a_foreign_thread_are_forwarded(loop_kind, running, kind, call):
-    if loop_kind == "asyncio":
-        pytest.skip(ONLY_GMPLOOP)
-
+def test_close_and_abort_from_a_foreign_thread_are_forwarded(running, kind, call):
     async def main():
         if kind == "datagram":
             transport, protocol = await running.create_datagram_endpoint(Recorder, local_addr=("127.0.0.1", 0))
@@ -456,10 +446,9 @@ def test_questions_from_a_foreign_thread_are_answered(running, tls, kind):
     on(running, main())
 
 
+@pytest.mark.gmploop_only
 def test_foreign_threads_hammering_a_loop_corrupt_nothing(loop_kind):
     """Everything at once from two threads, allowed or not: calls run or raise RuntimeError, and the loop lives."""
-    if loop_kind == "asyncio":
-        pytest.skip(ONLY_GMPLOOP)
     output = child_output(loop_kind, """
         loop = new_loop()
         unexpected = []
