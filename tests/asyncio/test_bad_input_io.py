@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from rig import compare
-from support import child_output, unix_pair
+from support import child_output, result_of, unix_pair
 
 pytestmark = [pytest.mark.timeout(30), pytest.mark.filterwarnings("ignore::ResourceWarning"),
               pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -140,8 +140,8 @@ def closed_port(r):
 async def server_twice(r):
     listener = r.listener()
     first = await r.loop.create_server(P, sock=listener)
-    r.keep(first)
-    return await r.loop.create_server(P, sock=listener)
+    second = await r.loop.create_server(P, sock=listener)
+    return result_of(first.close), result_of(second.close)
 
 
 async def start_closed(r):
