@@ -18,7 +18,6 @@ def pytest_configure(config):
                             "with these parameters, on Pythons since <= version < until for one of the (since, until), "
                             "or on all; gmploop must not")
     config.addinivalue_line("markers", "gmploop_only: what stock does here is not specified, so it is not tested")
-    config.addinivalue_line("markers", "leaves(reason): no look at descriptors and threads after this test")
     config.stash[BODY_FAILED] = set()
 
 
@@ -79,11 +78,11 @@ def errors():
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(request, warm, errors, body_failed):
+def nothing_left(warm, errors, body_failed):
     """After each test: no descriptor, no thread and no unexpected report of an error."""
     fds, threads = support.open_fds(), support.threads()
     yield
-    if body_failed() or request.node.get_closest_marker("leaves"):
+    if body_failed():
         return
     unexpected, errors[:] = list(errors), ()
     assert not unexpected, "the exception handler was called"
