@@ -54,9 +54,13 @@ def threads():
     return found
 
 
-def leftovers(look, before, timeout=3):
+#: Seconds that what a test has left gets to go away.
+PATIENCE = 3
+
+
+def leftovers(look, before):
     """What `look()` has more than `before`, once it has had time to go away."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + PATIENCE
     while left := look() - before:
         gc.collect()
         if time.monotonic() > deadline:
@@ -69,10 +73,6 @@ def inode(fd):
     """What a descriptor refers to: equal for two calls if nobody closed and reused the number between them."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
-
-
-def cpu_seconds():
-    return time.process_time()
 
 
 def wait_until(predicate, timeout=5):

@@ -5,6 +5,8 @@ import textwrap
 
 import pytest
 
+import gmploop
+
 pytest_plugins = "pytester"
 
 LEAVING = """
@@ -70,12 +72,14 @@ FAULTY = """
 def inner(pytester, monkeypatch):
     """Runs pytest with the project's conftest.py on a file of these tests."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(gmploop.__file__).parent.parent))
     here = pathlib.Path(__file__).parent
     for name in "conftest", "support":
         pytester.makepyfile(**{name: (here / f"{name}.py").read_text()})
 
     def run(tests, *options):
-        pytester.makepyfile(test_it="import asyncio, os, threading, time\nimport pytest\nimport support\nkept = []\n"
+        pytester.makepyfile(test_it="import asyncio, os, threading, time\nimport pytest\nimport support\n"
+                            "kept, support.PATIENCE = [], 0.2\n"
                             + textwrap.dedent(tests))
         return pytester.runpytest_subprocess(*options)
     return run
