@@ -1,6 +1,26 @@
 """An asyncio event loop with Go's G-M-P scheduler."""
 
-from gmploop.loop import Loop, new_event_loop
+import sys
+from typing import TYPE_CHECKING
 
-__all__ = ["Loop", "new_event_loop"]
+from gmploop.loop import Loop
+from gmploop.policy import install, new_event_loop, poller_name, run
+
+__all__ = ["Loop", "install", "new_event_loop", "poller_name", "run"]
 __version__ = "0.1.0"
+
+if sys.version_info < (3, 16):  # asyncio has policies until then
+    from gmploop.policy import EventLoopPolicy
+
+    __all__ += ["EventLoopPolicy"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        if name == "UvicornWorker":  # made when asked for: it imports gunicorn and uvicorn
+            from gmploop.policy import uvicorn_worker
+
+            return uvicorn_worker()
+        if name == "EventLoopPolicy":
+            raise AttributeError("this Python's asyncio has no policies: use gmploop.run or gmploop.install")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,396 @@
+"""Loop: the hot half is core.runtime.LoopCore, the cold half is asyncio's own Unix loop.
+
+What is not here or in the core is inherited: create_connection with happy eyeballs, getaddrinfo's threads, servers,
+subprocess set-up, start_tls, the shut-down of generators and executors. So each Python brings its own fixes. The core
+replaces what those parts rest on: callbacks, timers, the cycle, `_add_reader` and its kin, the socket transports.
+"""
+
 import asyncio
+import errno
+import os
+import selectors
+import signal
+import socket
+import ssl
+import sys
+import threading
+from asyncio import (base_events, constants, events, format_helpers, futures, protocols, tasks, trsock, unix_events)
+from asyncio.log import logger
+
+from gmploop import config, transports
+from gmploop.core import datagram, fdwatch, handle, runtime, stream, transport
+
+__all__ = ["Loop"]
+
+_BaseLoop = unix_events._UnixSelectorEventLoop
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Loop(asyncio.SelectorEventLoop):
-    pass
+def _format_callback(callback, args, debug):
+    if sys.version_info >= (3, 12, 6):
+        try:
+            return format_helpers._format_callback_source(callback, args, debug=debug)
+        except TypeError:
+            pass
+    return format_helpers._format_callback_source(callback, args)
 
 
-def new_event_loop():
-    return Loop()
+class _SelectorView:
+    """The poller as asyncio's cold parts look at it: as a selector that tells what is watched."""
+
+    poller = None
+
+    def get_key(self, fd):
+        readable, writable = self.poller.events_of(_fileno(fd))
+        if not (readable or writable):
+            raise KeyError(f"{fd!r} is not registered")
+        mask = readable * selectors.EVENT_READ | writable * selectors.EVENT_WRITE
+        return selectors.SelectorKey(fd, _fileno(fd), mask, None)
+
+    def close(self):
+        pass
+
+
+handle.configure(_format_callback, events.Handle, events.TimerHandle)
+transport.configure(trsock.TransportSocket, logger)
+stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
+datagram.configure(transports.DatagramTransport)
+fdwatch.configure(ssl.SSLSocket, socket.socket)
+runtime.configure(tasks.Task, futures.Future, base_events.BaseEventLoop.create_task, socket.socket)
+
+
+def _fileno(fd):
+    """The descriptor's number; ValueError as the selectors module gives it."""
+    if not isinstance(fd, int):
+        try:
+            fd = int(fd.fileno())
+        except (AttributeError, TypeError, ValueError):
+            raise ValueError(f"Invalid file object: {fd!r}") from None
+    if fd < 0:
+        raise ValueError(f"Invalid file descriptor: {fd}")
+    return fd
+
+
+class Loop(runtime.LoopCore, _BaseLoop):
+    """An asyncio event loop. Every method of asyncio's Unix loop is there and means the same.
+
+    poller: "auto" or "epoll". debug: None (as `python -X dev` and PYTHONASYNCIODEBUG say), True or False.
+    """
+
+    def __init__(self, *, poller="auto", debug=None):
+        config.resolve_poller(poller)           # epoll, or an error
+        debug = config.resolve_debug(debug)
+        self._ssock = self._csock = None
+        self._outer_wakeup_fd = -1
+        super().__init__(_SelectorView())
+        if debug is not None:
+            self.set_debug(debug)
+        self._open()
+        self._selector.poller = self.poller
+        self._internal_fds += 1                 # the poller
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name == "time":              # a clock of this one loop
+            self._use_own_clock()
+
+    # -- running and closing
+
+    def run_forever(self):
+        """Run until stop() is called."""
+        self._check_closed()
+        self._check_running()
+        wakeup = self._take_wakeup_fd()
+        try:
+            super().run_forever()
+        finally:
+            if wakeup:
+                self._return_wakeup_fd()
+
+    def close(self):
+        """Close the loop. It must not run. Callbacks that are queued are dropped."""
+        if self.is_running():
+            raise RuntimeError("Cannot close a running event loop")
+        if self._closed:
+            return
+        super().close()
+        self._close_core()
+        self._internal_fds -= 1
+
+    def _make_self_pipe(self):
+        """Called by asyncio's constructor. The pair is for signals only, so it is made when they are first wanted."""
+
+    def _ensure_self_pipe(self):
+        if self._csock is None:
+            super()._make_self_pipe()
+
+    def _close_self_pipe(self):
+        if self._csock is not None:
+            super()._close_self_pipe()
+
+    # -- signals
+
+    def _take_wakeup_fd(self):
+        """While the main thread runs this loop, a signal that comes just before the poller sleeps must wake it."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        self._ensure_self_pipe()
+        try:
+            self._outer_wakeup_fd = signal.set_wakeup_fd(self._csock.fileno(), warn_on_full_buffer=False)
+        except ValueError:              # not the main thread of the main interpreter
+            return False
+        return True
+
+    def _return_wakeup_fd(self):
+        outer, self._outer_wakeup_fd = self._outer_wakeup_fd, -1
+        mine = self._csock.fileno() if self._csock is not None else -1
+        if outer == mine and not self._signal_handlers:
+            outer = -1
+        if outer == -1 and self._signal_handlers:
+            return                      # as stock: handlers stay set between two runs
+        current = signal.set_wakeup_fd(outer)
+        if current not in (mine, -1):
+            signal.set_wakeup_fd(current)       # somebody else's by now
+
+    def add_signal_handler(self, sig, callback, *args):
+        """Call callback(*args) in the loop when the signal comes. From the main thread."""
+        self._ensure_self_pipe()
+        super().add_signal_handler(sig, callback, *args)
+
+    def remove_signal_handler(self, sig):
+        """Take the handler away; returns whether there was one."""
+        removed = super().remove_signal_handler(sig)
+        if removed and self.is_running() and not self._signal_handlers:
+            # asyncio lets the descriptor go with its last handler; this run still needs it.
+            try:
+                signal.set_wakeup_fd(self._csock.fileno(), warn_on_full_buffer=False)
+            except ValueError:
+                pass
+        return removed
+
+    def _add_callback(self, handle):
+        """asyncio's own way to queue a handle that it made (signal handlers)."""
+        if not handle._cancelled:
+            self.call_soon(handle._run)
+
+    def _add_callback_signalsafe(self, handle):
+        if not handle._cancelled:
+            self.call_soon_threadsafe(handle._run)
+
+    def _process_self_data(self, data):
+        super()._process_self_data(data)
+        outer = self._outer_wakeup_fd
+        if outer != -1 and outer != self._csock.fileno():
+            foreign = bytes(signum for signum in data if signum and signum not in self._signal_handlers)
+            if foreign:
+                _write_quietly(outer, foreign)
+
+    # -- what the core calls back
+
+    def _callback_error(self, handle, exc):
+        callback, args = handle._callback, handle._args
+        context = {"message": f"Exception in callback {_format_callback(callback, args, self.get_debug())}",
+                   "exception": exc, "handle": handle}
+        trace = getattr(handle, "_source_traceback", None)
+        if trace:
+            context["source_traceback"] = trace
+        self.call_exception_handler(context)
+
+    def _check_call(self, method, callback):
+        self._check_thread()
+        self._check_callback(callback, method)
+
+    def _note_source(self, handle):
+        handle._source_traceback = format_helpers.extract_stack(sys._getframe(1))
+
+    def _describe_entry(self, entry):
+        task = getattr(getattr(entry, "_callback", None), "__self__", None)
+        return task if isinstance(task, tasks.Task) else entry
+
+    def _report_slow(self, what, took):
+        logger.warning("Executing %r took %.3f seconds", what, took)
+
+    def _refuse_thread(self, what):
+        here = events._get_running_loop()
+        raise RuntimeError(f"{what} called while another thread runs {self!r}; this thread runs {here!r}: "
+                           "use call_soon_threadsafe()")
+
+    # -- descriptors
+
+    def _number(self, fd):
+        """The descriptor's number, of a closed file object the one under which it was registered."""
+        try:
+            return _fileno(fd)
+        except ValueError:
+            number = -1 if isinstance(fd, int) else fdwatch.find_closed(self.poller, fd)
+            if number < 0:
+                raise
+            return number
+
+    def _ensure_fd_no_transport(self, fd):
+        user = runtime.transport_of(self, self._number(fd))
+        if user is not None:
+            raise RuntimeError(f"File descriptor {fd!r} is used by transport {user!r}")
+
+    def _add_reader(self, fd, callback, *args):
+        self._check_closed()
+        return fdwatch.add_io(self, self.poller, _fileno(fd), False, callback, args, fd)
+
+    def _remove_reader(self, fd):
+        return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), False)
+
+    def _add_writer(self, fd, callback, *args):
+        self._check_closed()
+        return fdwatch.add_io(self, self.poller, _fileno(fd), True, callback, args, fd)
+
+    def _remove_writer(self, fd):
+        return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), True)
+
+    # -- sockets
+
+    async def sock_connect(self, sock, address):
+        """Connect a non-blocking socket; a host name is resolved first."""
+        base_events._check_ssl_socket(sock)
+        if self._debug and sock.gettimeout() != 0:
+            raise ValueError("the socket must be non-blocking")
+        if sock.family == socket.AF_INET or (base_events._HAS_IPv6 and sock.family == socket.AF_INET6):
+            resolved = await self._ensure_resolved(address, family=sock.family, type=sock.type, proto=sock.proto,
+                                                   loop=self)
+            _, _, _, _, address = resolved[0]
+        try:
+            sock.connect(address)
+            return
+        except (BlockingIOError, InterruptedError):
+            pass
+        await runtime.sock_call(self, sock, True, _connected(sock, address))
+
+    async def sock_accept(self, sock):
+        """Accept a connection on a listening non-blocking socket; returns (socket, address)."""
+        conn, address = await runtime.sock_call(self, sock, False, sock.accept)
+        conn.setblocking(False)
+        return conn, address
+
+    # -- transports
+
+    def _make_socket_transport(self, sock, protocol, waiter=None, *, extra=None, server=None):
+        self._ensure_fd_no_transport(sock)
+        base_events._set_nodelay(sock)
+        return stream.SocketTransport(self, self.poller, sock, protocol, waiter, extra, server)
+
+    def _make_ssl_transport(self, rawsock, protocol, sslcontext, waiter=None, *, server_side=False,
+                            server_hostname=None, extra=None, server=None, **timeouts):
+        self._ensure_fd_no_transport(rawsock)
+        ssl_protocol = transports.SSLProtocol(self, protocol, sslcontext, waiter, server_side, server_hostname,
+                                              **timeouts)
+        self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server)
+        return ssl_protocol._app_transport
+
+    async def start_tls(self, transport, protocol, sslcontext, **options):
+        """Upgrade a transport to TLS. What a stream reader has read and nobody has taken goes to the TLS layer."""
+        if isinstance(transport, stream.SocketTransport) and isinstance(sslcontext, ssl.SSLContext):
+            transport._unread(transports.take_unread(protocol))
+        upgraded = await super().start_tls(transport, protocol, sslcontext, **options)
+        ssl_protocol = getattr(upgraded, "_ssl_protocol", None)
+        if type(ssl_protocol) is asyncio.sslproto.SSLProtocol:
+            ssl_protocol.__class__ = transports.SSLProtocol
+        return upgraded
+
+    def _make_read_pipe_transport(self, pipe, protocol, waiter=None, extra=None):
+        return transports.ReadPipeTransport(self, pipe, protocol, waiter, extra)
+
+    def _make_write_pipe_transport(self, pipe, protocol, waiter=None, extra=None):
+        return transports.WritePipeTransport(self, pipe, protocol, waiter, extra)
+
+    def _child_watcher_callback(self, pid, returncode, transp):
+        self.call_soon_threadsafe(transports.process_exited, transp, returncode)
+
+    def _make_datagram_transport(self, sock, protocol, address=None, waiter=None, extra=None):
+        self._ensure_fd_no_transport(sock)
+        return datagram.DatagramTransport(self, self.poller, sock, protocol, address, waiter, extra)
+
+    async def _sendfile_native(self, transp, file, offset, count):
+        if not isinstance(transp, stream.SocketTransport):
+            return await super()._sendfile_native(transp, file, offset, count)
+        resume_reading = transp.is_reading()
+        transp.pause_reading()
+        await transp._make_empty_waiter()
+        transp._lend_fd()
+        try:
+            return await self.sock_sendfile(transp._sock, file, offset, count, fallback=False)
+        finally:
+            transp._take_back_fd(self.poller)
+            transp._reset_empty_waiter()
+            if resume_reading:
+                transp.resume_reading()
+
+    def _accept_connection(self, protocol_factory, sock, sslcontext=None, server=None, backlog=100,
+                           ssl_handshake_timeout=constants.SSL_HANDSHAKE_TIMEOUT,
+                           ssl_shutdown_timeout=constants.SSL_SHUTDOWN_TIMEOUT):
+        for _ in range(backlog):
+            try:
+                conn, address = sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as exc:
+                if exc.errno not in _OUT_OF_RESOURCES:
+                    raise
+                self._accept_later(exc, protocol_factory, sock, sslcontext, server, backlog, ssl_handshake_timeout,
+                                   ssl_shutdown_timeout)
+                return
+            if self._debug:
+                logger.debug("%r got a new connection from %r: %r", server, address, conn)
+            conn.setblocking(False)
+            extra = {"peername": address}
+            if sslcontext:
+                self.create_task(self._accept_connection2(protocol_factory, conn, extra, sslcontext, server,
+                                                          ssl_handshake_timeout, ssl_shutdown_timeout))
+            else:
+                self._accept_plain(protocol_factory, conn, extra, server)
+
+    def _accept_plain(self, protocol_factory, conn, extra, server):
+        protocol = None
+        try:
+            protocol = protocol_factory()
+            self._make_socket_transport(conn, protocol, extra=extra, server=server)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            conn.close()
+            if self._debug:
+                context = {"message": "Error on transport creation for incoming connection", "exception": exc}
+                if protocol is not None:
+                    context["protocol"] = protocol
+                self.call_exception_handler(context)
+
+    def _accept_later(self, exc, protocol_factory, sock, *rest):
+        """Out of descriptors or memory: leave the clients in the backlog, say so once, look again in a second."""
+        self.call_exception_handler({"message": "socket.accept() out of system resource", "exception": exc,
+                                     "socket": trsock.TransportSocket(sock)})
+        self._remove_reader(sock.fileno())
+        self.call_later(constants.ACCEPT_RETRY_DELAY, self._accept_again, protocol_factory, sock, *rest)
+
+    def _accept_again(self, protocol_factory, sock, *rest):
+        if sock.fileno() != -1:             # the server may have been closed meanwhile
+            self._start_serving(protocol_factory, sock, *rest)
+
+
+def _connected(sock, address):
+    """A call that raises BlockingIOError until the connection is made, or the error that ended it."""
+    asked = False
+
+    def check():
+        nonlocal asked
+        if not asked:
+            asked = True
+            raise BlockingIOError
+        err = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if err != 0:
+            raise OSError(err, f"Connect call failed {address}")
+    return check
+
+
+def _write_quietly(fd, data):
+    try:
+        os.write(fd, data)
+    except OSError:
+        pass

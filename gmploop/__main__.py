@@ -1,0 +1,3 @@
+from gmploop.cli import main
+
+main()

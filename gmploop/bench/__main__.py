@@ -1,0 +1,5 @@
+import sys
+
+from gmploop.bench import main
+
+sys.exit(main())

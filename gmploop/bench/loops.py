@@ -1,0 +1,105 @@
+"""The loops by name, and what every child process does first.
+
+Children are started as `python .../bench/micro.py JSON` and import this module as a sibling; the suite itself imports
+it as `gmploop.bench.loops`. So only the standard library is imported here.
+"""
+
+import asyncio
+import ctypes
+import importlib
+import importlib.metadata
+import json
+import os
+import resource
+import signal
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LoopKind:
+    module: str            # which also is the first part of the loop class's `__module__`: checked in the child
+    factory: str
+    ours: bool = True      # False: a peer that is measured where it works; its failures do not fail the run
+
+
+LOOPS = {
+    "asyncio": LoopKind("asyncio", "SelectorEventLoop"),
+    "uvloop": LoopKind("uvloop", "new_event_loop"),
+    "gmploop": LoopKind("gmploop", "new_event_loop"),
+    "rloop": LoopKind("rloop", "new_event_loop", ours=False),
+    "blazio": LoopKind("blazio", "new_event_loop", ours=False),
+    "zloop": LoopKind("zloop", "new_event_loop", ours=False),
+}
+
+C_EPOLL = "c-epoll"        # not a loop: the echo server in C, measured beside them in the echo rows
+
+
+def enter_child():
+    """Make this child ready and return its settings, the JSON object in `sys.argv[1]`.
+
+    The child dies with its parent, runs on one core, may open as many files as the system lets it, and finds
+    packages where an installed program would (not beside this file), gmploop where its parent has it from.
+
+    It also brings malloc into the state of a program that has been running for a while. glibc maps and unmaps each
+    block above a threshold (128 KB at first), and raises the threshold when such a block is freed. asyncio receives
+    into blocks of 256 KB, so until something large was freed by chance, each receive costs stock about 17 µs more. One
+    block freed here puts all loops beyond that chance; `cold_malloc` leaves it as it is.
+    """
+    settings = json.loads(sys.argv[1])
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != settings["parent"]:
+        sys.exit("the benchmark has ended")
+    if settings["cpu"] is not None:
+        os.sched_setaffinity(0, {settings["cpu"]})
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    del sys.path[0]                             # the folder of this file
+    if settings["root"] not in sys.path:        # before any other gmploop that is installed, but behind the library
+        where = (i for i, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages")))
+        sys.path.insert(next(where, len(sys.path)), settings["root"])
+    if not settings["cold_malloc"]:
+        bytearray(1 << 20)          # freed at once
+    return settings
+
+
+def factory_of(name):
+    """Import the loop called `name` and return the callable that makes one."""
+    kind = LOOPS[name]
+    return getattr(importlib.import_module(kind.module), kind.factory)
+
+
+def check_running(name):
+    """Raise RuntimeError unless the running loop is of the kind called `name`; return its full class name."""
+    loop_type = type(asyncio.get_running_loop())
+    full_name = f"{loop_type.__module__}.{loop_type.__qualname__}"
+    if loop_type.__module__.partition(".")[0] != LOOPS[name].module:
+        raise RuntimeError(f"{name} was asked for, but the running loop is {full_name}")
+    return full_name
+
+
+def probe():
+    """Tell whether this child's loop works at all: its class, version and file, and whether the GIL is on beside it."""
+    settings = enter_child()
+    name = settings["loop"]
+
+    async def try_it():
+        await asyncio.sleep(0.001)
+        return check_running(name)
+
+    with asyncio.Runner(loop_factory=factory_of(name)) as runner:
+        loop_class = runner.run(try_it())
+    module = sys.modules[LOOPS[name].module]
+    try:
+        version = importlib.metadata.version(module.__name__)
+    except importlib.metadata.PackageNotFoundError:
+        version = getattr(module, "__version__", None)
+    gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+    print(json.dumps({"loop": loop_class, "version": version or sys.version.split()[0], "file": module.__file__,
+                      "gil": gil}))
+
+
+if __name__ == "__main__":
+    probe()

@@ -1,0 +1,274 @@
+"""The micro rows: one process, one loop, nanoseconds per operation.
+
+Each function takes a loop and a number of operations (a multiple of UNIT), carries them out, and returns what they
+took as (CPU, wall) nanoseconds. The first line of its docstring is what `--list` shows.
+
+The CPU time of the whole process, its threads and the kernel's part included, is what counts: on a quiet machine it
+is the same as the time on the wall, and on a busy one it does not count the others. Both are kept in the JSON: a loop
+that sleeps when it should not shows there.
+The process is pinned to one core and measures one row only; garbage collection stays on, as it is for users.
+"""
+
+import asyncio
+import json
+import statistics
+import sys
+import threading
+from time import perf_counter_ns, process_time_ns
+
+UNIT = 10_000
+BATCH = 1000
+PARTS = 5
+
+
+def now():
+    return process_time_ns(), perf_counter_ns()
+
+
+def since(start):
+    return process_time_ns() - start[0], perf_counter_ns() - start[1]
+
+
+def call_soon_chain(loop, n):
+    """Each callback schedules the next by call_soon; op: one callback.
+
+    So there is one turn of the loop for each callback.
+    """
+    left = n
+
+    def step():
+        nonlocal left
+        left -= 1
+        if left:
+            call_soon(step)
+        else:
+            loop.stop()
+
+    call_soon = loop.call_soon
+    call_soon(step)
+    start = now()
+    loop.run_forever()
+    return since(start)
+
+
+def call_soon_fanout(loop, n):
+    """One callback schedules 1000 by call_soon, which run in the next turn; op: one callback.
+
+    The callbacks do nothing; the one that schedules schedules itself last.
+    """
+    return _fan_out(loop, n, BATCH)
+
+
+def call_soon_burst(loop, n):
+    """The same with 10,000 at a time, so that the handles outgrow the caches and the collector sees them; op: one."""
+    return _fan_out(loop, n, UNIT)
+
+
+def _fan_out(loop, n, batch):
+    def nothing():
+        pass
+
+    def schedule_batch():
+        call_soon = loop.call_soon
+        for _ in range(batch):
+            call_soon(nothing)
+
+    return _in_batches(loop, n, batch, schedule_batch)
+
+
+def sleep0(loop, n):
+    """One task awaits asyncio.sleep(0) again and again; op: one sleep."""
+    async def sleeper():
+        sleep = asyncio.sleep
+        start = now()
+        for _ in range(n):
+            await sleep(0)
+        return since(start)
+
+    return loop.run_until_complete(sleeper())
+
+
+def spawn_gather(loop, n):
+    """100 tasks are made by create_task and awaited by asyncio.gather; op: one task.
+
+    Their coroutine returns at once.
+    """
+    async def nothing():
+        pass
+
+    async def spawner():
+        create_task = loop.create_task
+        start = now()
+        for _ in range(n // 100):
+            await asyncio.gather(*[create_task(nothing()) for _ in range(100)])
+        return since(start)
+
+    return loop.run_until_complete(spawner())
+
+
+def timer_fire(loop, n):
+    """1000 timers are set by call_later and fire 1 to 2 ms later, then the next 1000 are set; op: one timer.
+
+    Their deadlines are spread over that millisecond and do not come in order. The time in which the loop waits for
+    them is not CPU time and so does not count; the wake-ups do.
+    """
+    delays = [0.001 + (i * 389 % BATCH) * 1e-6 for i in range(BATCH)]
+    left = n
+
+    def fired():
+        nonlocal left
+        left -= 1
+        if left % BATCH == 0:
+            make_batch() if left else loop.stop()
+
+    def make_batch():
+        call_later = loop.call_later
+        for delay in delays:
+            call_later(delay, fired)
+
+    loop.call_soon(make_batch)
+    start = now()
+    loop.run_forever()
+    return since(start)
+
+
+def timer_cancel(loop, n):
+    """A timer is set by call_later(60) and cancelled at once, 1000 in a callback; op: one pair.
+
+    The turns between the callbacks are counted, as it is there that cancelled timers are swept.
+    """
+    def nothing():
+        pass
+
+    def set_and_cancel():
+        call_later = loop.call_later
+        for _ in range(BATCH):
+            call_later(60, nothing).cancel()
+
+    return _in_batches(loop, n, BATCH, set_and_cancel)
+
+
+def threadsafe(loop, n):
+    """Another thread posts 1000 callbacks by call_soon_threadsafe, waits until they have run, and goes on; op: one.
+
+    Before each 1000 the loop has nothing to do and sleeps in its poller. Both threads share the one core.
+    """
+    ran = threading.Lock()
+    ran.acquire()
+
+    def nothing():
+        pass
+
+    def post():
+        call = loop.call_soon_threadsafe
+        for _ in range(n // BATCH):
+            for _ in range(BATCH - 1):
+                call(nothing)
+            call(ran.release)
+            ran.acquire()
+        call(loop.stop)
+
+    poster = threading.Thread(target=post)
+    loop.call_soon(poster.start)
+    start = now()
+    loop.run_forever()
+    took = since(start)
+    poster.join()
+    return took
+
+
+def future_pingpong(loop, n):
+    """Two tasks wake each other in turn through futures; op: one wake-up.
+
+    A task awaits its own future, replaces it by a new one from create_future, and sets the other's result.
+    """
+    async def player(mine, other):
+        for _ in range(n // 2):
+            await ball[mine]
+            ball[mine] = loop.create_future()
+            ball[other].set_result(None)
+
+    async def game():
+        players = loop.create_task(player(0, 1)), loop.create_task(player(1, 0))
+        ball[0].set_result(None)
+        start = now()
+        for task in players:
+            await task
+        return since(start)
+
+    ball = [loop.create_future(), loop.create_future()]
+    return loop.run_until_complete(game())
+
+
+def queue_pingpong(loop, n):
+    """Two tasks pass one item to and fro through two asyncio.Queues; op: one put and the get that takes it."""
+    async def player(inbox, outbox):
+        for _ in range(n // 2):
+            await outbox.put(await inbox.get())
+
+    async def game():
+        there, back = asyncio.Queue(), asyncio.Queue()
+        players = loop.create_task(player(there, back)), loop.create_task(player(back, there))
+        there.put_nowait(None)
+        start = now()
+        for task in players:
+            await task
+        return since(start)
+
+    return loop.run_until_complete(game())
+
+
+def _in_batches(loop, n, batch, do_batch):
+    """Call `do_batch`, which does `batch` operations, in a callback of its own until n are done."""
+    left = n // batch
+
+    def step():
+        nonlocal left
+        if left:
+            left -= 1
+            do_batch()
+            loop.call_soon(step)
+        else:
+            loop.stop()
+
+    loop.call_soon(step)
+    start = now()
+    loop.run_forever()
+    return since(start)
+
+
+ROWS = {function.__name__.replace("_", "-"): function for function in (
+    call_soon_chain, call_soon_fanout, call_soon_burst, sleep0, spawn_gather, timer_fire, timer_cancel, threadsafe,
+    future_pingpong, queue_pingpong)}
+
+
+def measure(function, loop, seconds):
+    """Run `function` for about `seconds`, at least PARTS times, after a warm-up; return medians over the parts."""
+    function(loop, UNIT)
+    once_ns = max(function(loop, UNIT))
+    n = max(1, round(seconds / PARTS * 1e9 / once_ns)) * UNIT
+    parts = [function(loop, n) for _ in range(PARTS)]
+    cpu_ns, wall_ns = (statistics.median(column) / n for column in zip(*parts))
+    return {"value": cpu_ns, "wall_ns": wall_ns, "operations": n * PARTS}
+
+
+def main():
+    from loops import check_running, enter_child, factory_of
+    settings = enter_child()
+
+    async def which():
+        return check_running(settings["loop"])
+
+    # not a Runner: the functions above start and stop the loop themselves
+    loop = factory_of(settings["loop"])()
+    asyncio.set_event_loop(loop)
+    try:
+        loop_class = loop.run_until_complete(which())
+        result = measure(ROWS[settings["row"]], loop, settings["seconds"])
+    finally:
+        loop.close()
+    json.dump({"loop": loop_class, **result}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The HTTP servers of the http rows, in a process of their own.
+
+`/` answers BODY; `/loop` answers the class of the loop that runs the handler, which the parent asks for and checks
+before it measures: servers like to choose their loop themselves.
+"""
+
+import asyncio
+
+BODY = b"Hello from the server: a plain text of sixty-four bytes, no more\n"[:64]
+
+
+def loop_class():
+    loop_type = type(asyncio.get_running_loop())
+    return f"{loop_type.__module__}.{loop_type.__qualname__}"
+
+
+async def asgi_app(scope, receive, send):
+    body = BODY if scope["path"] == "/" else loop_class().encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [
+        (b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def serve_uvicorn(ready):
+    import uvicorn
+    config = uvicorn.Config(asgi_app, host="127.0.0.1", port=0, http="httptools", loop="none", lifespan="off",
+                            ws="none", access_log=False, log_level="warning")
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets=None):
+            await super().startup(sockets=sockets)
+            ready(self.servers[0].sockets[0].getsockname()[1])
+
+    await Server(config).serve()
+
+
+async def serve_aiohttp(ready):
+    from aiohttp import web
+
+    async def plain(request):
+        return web.Response(body=BODY, content_type="text/plain")
+
+    async def which(request):
+        return web.Response(text=loop_class())
+
+    app = web.Application()
+    app.add_routes([web.get("/", plain), web.get("/loop", which)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    ready(runner.addresses[0][1])
+    await asyncio.Event().wait()
+
+
+SERVERS = {"uvicorn": serve_uvicorn, "aiohttp": serve_aiohttp}
+
+
+async def serve(settings):
+    from echo import announce
+    from loops import check_running
+    name = check_running(settings["loop"])
+    await SERVERS[settings["kind"]](lambda port: announce(port, name))
+
+
+def main():
+    import echo  # noqa: F401 (while the folder of this file is still on the path)
+    from loops import enter_child, factory_of
+    settings = enter_child()
+    with asyncio.Runner(loop_factory=factory_of(settings["loop"])) as runner:
+        runner.run(serve(settings))
+
+
+if __name__ == "__main__":
+    main()

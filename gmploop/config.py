@@ -1,0 +1,60 @@
+"""Every option: its default, what it takes, and where the default comes from.
+
+An option given in code wins over the environment, which wins over the default.
+
+| option | takes | default | environment | why this default |
+|---|---|---|---|---|
+| poller | "auto", "epoll" | "auto" | GMPLOOP_POLLER | "auto" is the fastest there is on this machine |
+| debug | None, True, False | None | GMPLOOP_DEBUG="asyncio=1" | None is asyncio's rule: PYTHONASYNCIODEBUG and -X dev |
+"""
+
+import os
+from collections.abc import Iterable
+
+POLLERS = ("auto", "epoll")
+_SWITCH = {"0": False, "1": True}
+DEBUG_KEYS = {"asyncio": _SWITCH}  # key of GMPLOOP_DEBUG -> what each of its values means
+
+
+def _one_of(values: Iterable[str]) -> str:
+    return " or ".join(map(repr, values))
+
+
+def resolve_poller(value: str | None = "auto") -> str:
+    """The poller to open for the option `poller`: never "auto".
+
+    Raises ValueError or TypeError for a value that is not in POLLERS, given here or in GMPLOOP_POLLER.
+    """
+    name = "poller"
+    if value is None or value == "auto":
+        name, value = "GMPLOOP_POLLER", os.environ.get("GMPLOOP_POLLER") or "auto"
+    if not isinstance(value, str):
+        raise TypeError(f"{name} takes {_one_of(POLLERS)}, not {value!r}")
+    if value not in POLLERS:
+        raise ValueError(f"{name} takes {_one_of(POLLERS)}, not {value!r}")
+    return "epoll" if value == "auto" else value
+
+
+def resolve_debug(value: bool | None = None) -> bool | None:
+    """Debug mode for the option `debug`; None leaves it to asyncio.
+
+    Raises TypeError for something else than None and bool, ValueError for a bad GMPLOOP_DEBUG.
+    """
+    if value is None:
+        return parse_debug(os.environ.get("GMPLOOP_DEBUG", "")).get("asyncio")
+    if not isinstance(value, int):  # 0 and 1 pass, as they do in asyncio
+        raise TypeError(f"debug takes None, True or False, not {value!r}")
+    return bool(value)
+
+
+def parse_debug(text: str) -> dict[str, bool]:
+    """GMPLOOP_DEBUG, "key=value,key=value", as a dict. Raises ValueError naming the part it cannot take."""
+    settings = {}
+    for part in filter(None, text.split(",")):
+        key, _, value = part.partition("=")
+        if key not in DEBUG_KEYS:
+            raise ValueError(f"GMPLOOP_DEBUG takes the keys {_one_of(DEBUG_KEYS)}, not {key!r}")
+        if value not in DEBUG_KEYS[key]:
+            raise ValueError(f"GMPLOOP_DEBUG: {key} takes {_one_of(DEBUG_KEYS[key])}, not {value!r}")
+        settings[key] = DEBUG_KEYS[key][value]
+    return settings

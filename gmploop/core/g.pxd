@@ -1,0 +1,45 @@
+from cpython.object cimport PyObject
+from gmploop.core.handle cimport Handle, TimerHandle, gl_world
+
+cdef extern from "ring.h" nogil:
+    ctypedef struct gl_ring:
+        size_t head
+        size_t tail
+    size_t gl_ring_len(const gl_ring *)
+    int gl_ring_push(gl_ring *, size_t)
+    size_t gl_ring_pop(gl_ring *)
+    size_t gl_ring_at(const gl_ring *, size_t)
+    void gl_ring_free(gl_ring *)
+
+cdef extern from "gstate.h" nogil:
+    enum: G_IDLE, G_RUNNABLE, G_RUNNING, G_BLOCKED, G_DEAD, G_NOTIFIED
+    int gl_g_cas(int *, int, int)
+    int gl_g_set(int *, int)
+    int gl_g_notify(int *)
+    void gl_g_clear_notified(int *)
+    int gl_load_acquire(int *)
+
+cdef enum:
+    POOL = 64               # handles kept for reuse by one world
+
+cdef class G:
+    cdef gl_world w         # owner, lock, timer heap
+    cdef int state          # gstate.h; written by CAS from any thread
+    cdef gl_ring ready      # Handle pointers, and Watch pointers with bit 0 set; each a reference. Owner, or under w.lock
+    cdef PyObject *inbox    # newest first list of Handles linked by `next`; pushed by CAS, taken whole by the owner
+    cdef PyObject *pool[POOL]
+    cdef int npool
+    cdef object __weakref__
+    cdef int push_entry(self, size_t entry) except -1
+    cdef Handle enqueue(self, object callback, tuple args, object context)
+    cdef int push_handle(self, Handle h) except -1
+    cdef int post(self, Handle h) except -1
+    cdef int drain_inbox(self) except -1
+    cdef int take_due(self, double now) except -1
+    cdef int add_timer(self, TimerHandle h, double key) except -1
+    cdef int run_handle(self, Handle h) except -1
+    cdef int drop_queues(self) except -1
+    cdef int wake(self) except -1
+    cdef object new_future(self)
+
+cdef int call_in(object context, PyObject *callback, PyObject *args) except -1

@@ -1,0 +1,287 @@
+# cython: language_level=3, freethreading_compatible=True, binding=True
+"""G: an asyncio world as the scheduler sees it: state word, ready ring, inbox, timers.
+
+Who may touch what
+- The ready ring and the heap belong to the thread that runs the world (w.owner). While nobody does, they are used under
+  w.lock by any thread.
+- The inbox takes posts from everywhere. It is a stack of handles pushed by CAS (release) and taken whole by an exchange
+  (acquire) by the owner, who turns it round: so each poster's handles stay in the order it posted them, no handle can
+  be taken twice (the exchange leaves NULL), and none is lost (a push that fails its CAS tries again on the new head).
+  ABA cannot hurt: a push only links to the head it read, and whether that head is the same node as before or a reused
+  one at the same address, it is the current list.
+- No wake-up is lost: see gstate.h. A post is inbox first, then notify; the owner going to sleep makes its CAS
+  RUNNING -> IDLE only after it found ring and inbox empty, and the CAS fails if a notify came in between.
+
+The collector: handles are not tracked by it, so a world's traverse visits what its queued handles hold, on their
+behalf. That is sound although somebody else may hold the handle too: a handle in an unreachable world never runs.
+"""
+cimport cython
+from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF, PyTypeObject
+from cpython.object cimport PyObject
+from gmploop.core.handle cimport (
+    make_handle, CANCELLED, FOREIGN, GL_FREE_THREADED, gl_world_mine, gl_load_relaxed, gl_lock, gl_unlock,
+    gl_timers_push, gl_timers_remove, gl_timers_free)
+
+cdef extern from "Python.h":
+    ctypedef int (*visitproc)(PyObject *, void *) noexcept
+    ctypedef int (*traverseproc)(PyObject *, visitproc, void *) noexcept
+    ctypedef int (*inquiry)(PyObject *) noexcept
+    int PyContext_Enter(object) except -1
+    int PyContext_Exit(object) except -1
+    Py_ssize_t PyTuple_GET_SIZE(PyObject *)
+    PyObject *PyTuple_GET_ITEM(PyObject *, Py_ssize_t)
+    PyObject *PyObject_Vectorcall(PyObject *, PyObject **, size_t, PyObject *)
+    PyObject *PyObject_CallObject(PyObject *, PyObject *)
+    size_t PY_VECTORCALL_ARGUMENTS_OFFSET
+    Py_ssize_t Py_REFCNT(PyObject *)
+    ctypedef struct SlotsOfType "PyTypeObject":
+        traverseproc tp_traverse
+        inquiry tp_clear
+
+cdef extern from "atomics.h" nogil:
+    void *gl_exchange_acq_rel(PyObject **, PyObject *)
+    PyObject *load_head "gl_load_relaxed"(PyObject **)
+    int cas_ptr "__sync_bool_compare_and_swap"(PyObject **, PyObject *, PyObject *)
+
+
+cdef int call_in(object context, PyObject *callback, PyObject *args) except -1:
+    """callback(*args) within context. An exception is the callback's own, or that the context is entered already."""
+    cdef PyObject *stack[5]
+    cdef Py_ssize_t i, n = PyTuple_GET_SIZE(args)
+    cdef PyObject *res
+    PyContext_Enter(context)
+    if n <= 4:
+        stack[0] = NULL                     # room for a bound method's self
+        for i in range(n):
+            stack[i + 1] = PyTuple_GET_ITEM(args, i)
+        res = PyObject_Vectorcall(callback, &stack[1], n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL)
+    else:
+        res = PyObject_CallObject(callback, args)
+    # Leaving cannot fail: this frame entered it, and a callback that leaves it itself gets its error here.
+    PyContext_Exit_keeping_error(context)
+    if res == NULL:
+        raise_current()
+    Py_DECREF(<object>res)
+    return 0
+
+
+cdef extern from *:
+    """
+    static void PyContext_Exit_keeping_error(PyObject *ctx) {
+        if (PyErr_Occurred()) {
+            PyObject *t, *v, *tb;
+            PyErr_Fetch(&t, &v, &tb);
+            if (PyContext_Exit(ctx) < 0) PyErr_Clear();
+            PyErr_Restore(t, v, tb);
+        } else if (PyContext_Exit(ctx) < 0) PyErr_WriteUnraisable(ctx);
+    }
+    /* An exception is set already; tell Cython so. */
+    static int raise_current(void) { return -1; }
+    static int gl_has_weakrefs(PyObject *o) {
+        return *(PyObject **)((char *)o + Py_TYPE(o)->tp_weaklistoffset) != NULL;
+    }
+    """
+    bint gl_has_weakrefs(object)
+    void PyContext_Exit_keeping_error(object)
+    int raise_current() except -1
+
+
+@cython.no_gc_clear
+cdef class G:
+    def __dealloc__(self):
+        self.drop_queues()
+        while self.npool:
+            self.npool -= 1
+            Py_DECREF(<object>self.pool[self.npool])
+        gl_ring_free(&self.ready)
+        gl_timers_free(&self.w.timers)
+
+    cdef int drop_queues(self) except -1:
+        """Let go of everything queued, without running it. Watches that stood in the ring are not touched otherwise."""
+        cdef size_t entry
+        cdef PyObject *p
+        cdef Handle h
+        while True:
+            self.drain_inbox()
+            entry = gl_ring_pop(&self.ready)
+            if entry == 0:
+                if not self.w.timers.n:
+                    return 0
+                entry = <size_t>gl_timers_remove(&self.w.timers, self.w.timers.n - 1)
+            p = <PyObject *>(entry & ~<size_t>1)
+            if entry & 1 == 0:
+                h = <Handle>p
+                h.w = NULL
+                h.drop()
+                h = None
+            Py_DECREF(<object>p)
+
+    cdef int push_entry(self, size_t entry) except -1:
+        """Append to the ready ring; the caller has made the reference."""
+        if gl_ring_push(&self.ready, entry) < 0:
+            Py_DECREF(<object><PyObject *>(entry & ~<size_t>1))
+            raise MemoryError()
+        return 0
+
+    cdef Handle enqueue(self, object callback, tuple args, object context):
+        """A new handle in the ready ring. By the owner."""
+        cdef Handle h
+        cdef PyObject *p
+        if self.npool:
+            self.npool -= 1
+            p = self.pool[self.npool]
+            h = <Handle>p
+            Py_DECREF(<object>p)
+            Py_INCREF(callback)
+            Py_INCREF(args)
+            Py_INCREF(context)
+            h.callback, h.args, h.context = <PyObject *>callback, <PyObject *>args, <PyObject *>context
+        else:
+            h = make_handle(callback, args, context)
+        self.push_handle(h)
+        return h
+
+    cdef int push_handle(self, Handle h) except -1:
+        h.w = &self.w
+        Py_INCREF(h)
+        return self.push_entry(<size_t><PyObject *>h)
+
+    cdef int post(self, Handle h) except -1:
+        """Hand a handle over from a thread that does not run this world; wakes it if it sleeps."""
+        cdef PyObject *head
+        h.w = &self.w
+        h.flags |= FOREIGN
+        Py_INCREF(h)
+        while True:                         # release: pairs with the exchange in drain_inbox
+            head = load_head(&self.inbox)
+            h.next = head
+            if cas_ptr(&self.inbox, head, <PyObject *>h):
+                break
+        if gl_g_notify(&self.state):
+            self.wake()
+        return 0
+
+    cdef int drain_inbox(self) except -1:
+        """Append what was posted to the ready ring, oldest first. By the owner."""
+        cdef PyObject *p
+        cdef PyObject *next
+        cdef PyObject *oldest = NULL
+        if load_head(&self.inbox) == NULL:
+            return 0
+        p = <PyObject *>gl_exchange_acq_rel(&self.inbox, NULL)
+        while p != NULL:
+            next = (<Handle>p).next
+            (<Handle>p).next = oldest
+            oldest, p = p, next
+        while oldest != NULL:
+            next = (<Handle>oldest).next
+            (<Handle>oldest).next = NULL
+            self.push_entry(<size_t>oldest)
+            oldest = next
+        return 0
+
+    cdef int add_timer(self, TimerHandle h, double key) except -1:
+        """Into the heap. By the owner, or under w.lock."""
+        h.w = &self.w
+        Py_INCREF(h)
+        if gl_timers_push(&self.w.timers, key, <PyObject *>h, &h.pos) < 0:
+            Py_DECREF(h)
+            return -1
+        return 0
+
+    cdef int take_due(self, double now) except -1:
+        """Move the timers whose deadline has come to the ready ring, in the order of their deadlines."""
+        while self.w.timers.n and self.w.timers.a[0].when <= now:
+            self.push_entry(<size_t>gl_timers_remove(&self.w.timers, 0))
+        return 0
+
+    cdef int wake(self) except -1:
+        """Make the thread that waits for this world's events look again. Overridden by what has a poller."""
+        return 0
+
+    cdef object new_future(self):
+        return self.create_future()
+
+    cdef int run_handle(self, Handle h) except -1:
+        """Run a handle that was taken from the ring. A callback's error is reported, not raised, unless it must end
+        the loop (SystemExit, KeyboardInterrupt)."""
+        cdef PyObject *cb
+        cdef PyObject *args
+        cdef PyObject *ctx
+        h.w = NULL
+        if h.flags & CANCELLED or h.callback == NULL:
+            h.drop()
+            return 0
+        cb, args, ctx = h.callback, h.args, h.context
+        h.callback = h.args = h.context = NULL
+        try:
+            call_in(<object>ctx, cb, args)
+        except BaseException as exc:
+            h.callback, h.args, h.context = cb, args, ctx       # for its repr; dropped below
+            try:
+                if isinstance(exc, (SystemExit, KeyboardInterrupt)):
+                    raise
+                self._callback_error(h, exc)
+            finally:
+                h.drop()
+            return 0
+        Py_DECREF(<object>cb)
+        Py_DECREF(<object>args)
+        Py_DECREF(<object>ctx)
+        if not h.flags and self.npool < POOL and Py_REFCNT(<PyObject *>h) == 1:
+            if type(h) is Handle and not gl_has_weakrefs(h) and h.source_traceback is None:
+                Py_INCREF(h)
+                self.pool[self.npool] = <PyObject *>h
+                self.npool += 1
+        return 0
+
+
+# The collector's view: Cython's own traverse and clear, then the queues.
+cdef traverseproc base_traverse
+cdef inquiry base_clear
+
+
+cdef inline int visit_entry(size_t entry, visitproc visit, void *arg) noexcept:
+    cdef PyObject *p = <PyObject *>(entry & ~<size_t>1)
+    cdef int r = 0
+    if entry & 1:
+        return visit(p, arg)
+    if (<Handle>p).callback != NULL:
+        r = visit((<Handle>p).callback, arg)
+    if r == 0 and (<Handle>p).args != NULL:
+        r = visit((<Handle>p).args, arg)
+    if r == 0 and (<Handle>p).context != NULL:
+        r = visit((<Handle>p).context, arg)
+    return r
+
+
+cdef int g_traverse(PyObject *o, visitproc visit, void *arg) noexcept:
+    cdef size_t i
+    cdef PyObject *p
+    cdef int r = base_traverse(o, visit, arg) if base_traverse != NULL else 0
+    for i in range(gl_ring_len(&(<G>o).ready)):
+        if r:
+            return r
+        r = visit_entry(gl_ring_at(&(<G>o).ready, i), visit, arg)
+    for i in range((<G>o).w.timers.n):
+        if r:
+            return r
+        r = visit_entry(<size_t>(<G>o).w.timers.a[i].item, visit, arg)
+    p = (<G>o).inbox
+    while p != NULL and r == 0:
+        r = visit_entry(<size_t>p, visit, arg)
+        p = (<Handle>p).next
+    return r
+
+
+cdef int g_clear(PyObject *o) noexcept:
+    if base_clear != NULL:
+        base_clear(o)
+    (<G>o).drop_queues()
+    return 0
+
+
+base_traverse = (<SlotsOfType *>G).tp_traverse
+base_clear = (<SlotsOfType *>G).tp_clear
+(<SlotsOfType *>G).tp_traverse = g_traverse
+(<SlotsOfType *>G).tp_clear = g_clear

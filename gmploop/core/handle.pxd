@@ -1,0 +1,55 @@
+from cpython.object cimport PyObject
+
+cdef extern from "world.h" nogil:
+    ctypedef struct gl_spinlock:
+        pass
+    ctypedef struct gl_timer:
+        double when
+        void *item
+    ctypedef struct gl_timers:
+        gl_timer *a
+        size_t n
+    ctypedef struct gl_world:
+        unsigned long owner
+        gl_spinlock lock
+        int debug
+        int timers_due
+        gl_timers timers
+    bint gl_world_mine(gl_world *)
+    bint GL_FREE_THREADED
+    double gl_monotonic()
+    unsigned long long gl_ticks()
+    unsigned long long GL_TICKS_LITTLE
+    void gl_lock(gl_spinlock *)
+    void gl_unlock(gl_spinlock *)
+    int gl_timers_push(gl_timers *, double, void *, Py_ssize_t *)
+    void *gl_timers_remove(gl_timers *, size_t)
+    void gl_timers_free(gl_timers *)
+    unsigned long gl_load_relaxed(unsigned long *)
+    int gl_fetch_or_acq_rel(int *, int)
+
+cdef enum:
+    CANCELLED = 1       # set by cancel() from any thread; the runner skips the callback
+    FOREIGN = 2         # came through the inbox
+
+cdef class Handle:
+    cdef PyObject *callback         # NULL once the callback was taken to be run, or cancelled
+    cdef PyObject *args             # a tuple
+    cdef PyObject *context
+    cdef PyObject *next             # link of the inbox, owned by whoever holds the list
+    cdef gl_world *w                # borrowed; set while queued
+    cdef int flags
+    cdef object source_traceback
+    cdef object cancelled_repr
+    cdef object __weakref__
+    cdef int drop(self) except -1
+    cdef int do_cancel(self) except -1
+    cdef int unqueue(self) except -1
+    cdef int cancel_idle(self, gl_world *w) except -1
+
+cdef class TimerHandle(Handle):
+    cdef double when_
+    cdef Py_ssize_t pos             # index in the heap, -1 outside
+
+cdef Handle make_handle(object callback, tuple args, object context)
+cdef TimerHandle make_timer(double when, object callback, tuple args, object context)

@@ -1,0 +1,219 @@
+# cython: language_level=3, freethreading_compatible=True, binding=True
+"""Handles: a callback with its arguments and context, queued in a world.
+
+A Handle is not tracked by the collector: that halves its cost. In return it must never hold anything longer than it
+has to: running takes callback and arguments out, cancelling drops them at once, a timer leaves the heap when it is
+cancelled, and closing a loop empties its queues. While a handle is queued, the world's own traverse visits what the
+handle holds (`g.pyx`), so that cycles through a queued callback are found.
+
+Thread safety: cancel() from any thread. On free-threaded builds only the thread that runs the world touches the fields
+of a queued handle; another thread's cancel() leaves a flag, and the runner drops what the handle held.
+"""
+cimport cython
+from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
+from cpython.object cimport PyObject, Py_LT, Py_LE, Py_EQ, Py_NE, Py_GT, Py_GE
+
+# Injected by gmploop.loop: (callback, args, debug) -> str, and the classes that stock users test against.
+cdef object format_callback = None
+cdef type stock_handle = None
+cdef type stock_timer_handle = None
+
+
+def configure(formatter, handle_type, timer_handle_type):
+    """Set what handles need of asyncio: the formatter of callbacks and the types that isinstance() should answer."""
+    global format_callback, stock_handle, stock_timer_handle
+    format_callback, stock_handle, stock_timer_handle = formatter, handle_type, timer_handle_type
+
+
+@cython.no_gc
+@cython.freelist(256)
+cdef class Handle:
+    def __dealloc__(self):
+        Py_XDECREF(self.callback)
+        Py_XDECREF(self.args)
+        Py_XDECREF(self.context)
+
+    @property
+    def __class__(self):
+        return stock_handle if stock_handle is not None else Handle
+
+    cdef int drop(self) except -1:
+        """Let go of callback, arguments and context."""
+        cdef PyObject *cb = self.callback
+        cdef PyObject *args = self.args
+        cdef PyObject *ctx = self.context
+        self.callback = self.args = self.context = NULL
+        Py_XDECREF(cb)
+        Py_XDECREF(args)
+        Py_XDECREF(ctx)
+        return 0
+
+    cdef int do_cancel(self) except -1:
+        cdef gl_world *w = self.w
+        if w != NULL and w.debug:
+            self.cancelled_repr = repr(self)
+        if gl_fetch_or_acq_rel(&self.flags, CANCELLED) & CANCELLED:
+            return 0
+        if not GL_FREE_THREADED or w == NULL or gl_world_mine(w):
+            self.unqueue()
+            self.drop()
+        elif gl_load_relaxed(&w.owner) == 0:
+            self.cancel_idle(w)
+        return 0
+
+    cdef int unqueue(self) except -1:
+        """Leave the heap, if this is a timer in one."""
+        return 0
+
+    cdef int cancel_idle(self, gl_world *w) except -1:
+        # Nobody runs the world: whoever enters it takes the lock first, so what happens under it happens before.
+        cdef PyObject *cb = NULL
+        cdef PyObject *args = NULL
+        cdef PyObject *ctx = NULL
+        gl_lock(&w.lock)
+        if gl_load_relaxed(&w.owner) == 0:
+            cb, args, ctx = self.callback, self.args, self.context
+            self.callback = self.args = self.context = NULL
+        gl_unlock(&w.lock)
+        Py_XDECREF(cb)
+        Py_XDECREF(args)
+        Py_XDECREF(ctx)
+        return 0
+
+    def cancel(self):
+        """Keep the callback from being run and drop what it holds. From any thread; a second call does nothing."""
+        self.do_cancel()
+
+    def cancelled(self):
+        """Whether cancel() was called."""
+        return self.flags & CANCELLED != 0
+
+    def get_context(self):
+        """The contextvars.Context in which the callback runs."""
+        return <object>self.context if self.context != NULL else None
+
+    @property
+    def _cancelled(self):
+        return self.flags & CANCELLED != 0
+
+    @property
+    def _callback(self):
+        return <object>self.callback if self.callback != NULL else None
+
+    @property
+    def _args(self):
+        return <object>self.args if self.args != NULL else None
+
+    @property
+    def _context(self):
+        return <object>self.context if self.context != NULL else None
+
+    @property
+    def _source_traceback(self):
+        return self.source_traceback
+
+    @_source_traceback.setter
+    def _source_traceback(self, value):
+        self.source_traceback = value
+
+    def _repr_info(self):
+        debug = self.w != NULL and self.w.debug
+        info = [type(self).__name__]
+        if self.flags & CANCELLED:
+            info.append("cancelled")
+        if self.callback != NULL:
+            info.append(format_callback(<object>self.callback, <object>self.args, debug))
+        if self.source_traceback:
+            frame = self.source_traceback[-1]
+            info.append(f"created at {frame[0]}:{frame[1]}")
+        return info
+
+    def __repr__(self):
+        if self.cancelled_repr is not None:
+            return self.cancelled_repr
+        return f"<{' '.join(self._repr_info())}>"
+
+
+@cython.final
+@cython.no_gc
+cdef class TimerHandle(Handle):
+    def __cinit__(self):
+        self.pos = -1
+
+    @property
+    def __class__(self):
+        return stock_timer_handle if stock_timer_handle is not None else TimerHandle
+
+    cdef int unqueue(self) except -1:
+        cdef PyObject *me
+        if self.pos >= 0 and self.w != NULL:
+            me = <PyObject *>gl_timers_remove(&self.w.timers, self.pos)
+            self.w = NULL
+            Py_DECREF(<object>me)       # the heap's reference; the caller holds another
+        return 0
+
+    cdef int cancel_idle(self, gl_world *w) except -1:
+        cdef PyObject *me = NULL
+        gl_lock(&w.lock)
+        if gl_load_relaxed(&w.owner) == 0 and self.pos >= 0:
+            me = <PyObject *>gl_timers_remove(&w.timers, self.pos)
+            self.w = NULL
+        gl_unlock(&w.lock)
+        if me != NULL:
+            self.drop()
+            Py_DECREF(<object>me)
+        return 0
+
+    def when(self):
+        """The deadline, in seconds on the loop's clock."""
+        return self.when_
+
+    @property
+    def _when(self):
+        return self.when_
+
+    @property
+    def _scheduled(self):
+        return self.pos >= 0
+
+    def _repr_info(self):
+        info = Handle._repr_info(self)
+        info.insert(2 if self.flags & CANCELLED else 1, f"when={self.when_}")
+        return info
+
+    def __hash__(self):
+        return hash(self.when_)
+
+    def __richcmp__(self, other, int op):
+        if type(other) is not TimerHandle:
+            return NotImplemented
+        cdef TimerHandle o = <TimerHandle>other
+        cdef double x = self.when_, y = o.when_
+        if op == Py_EQ or op == Py_NE:
+            same = self is o or (x == y and self._callback == o._callback and self._args == o._args
+                                 and self._cancelled == o._cancelled)
+            return same if op == Py_EQ else not same
+        if op == Py_LT:
+            return x < y
+        if op == Py_GT:
+            return x > y
+        return x <= y if op == Py_LE else x >= y
+
+
+cdef Handle make_handle(object callback, tuple args, object context):
+    cdef Handle h = Handle.__new__(Handle)
+    Py_INCREF(callback)
+    Py_INCREF(args)
+    Py_INCREF(context)
+    h.callback, h.args, h.context = <PyObject *>callback, <PyObject *>args, <PyObject *>context
+    return h
+
+
+cdef TimerHandle make_timer(double when, object callback, tuple args, object context):
+    cdef TimerHandle h = TimerHandle.__new__(TimerHandle)
+    Py_INCREF(callback)
+    Py_INCREF(args)
+    Py_INCREF(context)
+    h.callback, h.args, h.context = <PyObject *>callback, <PyObject *>args, <PyObject *>context
+    h.when_ = when
+    return h

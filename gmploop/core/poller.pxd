@@ -1,0 +1,58 @@
+from cpython.object cimport PyObject
+from gmploop.core.g cimport G
+
+cdef extern from "<stdint.h>":
+    ctypedef unsigned int uint32_t
+    ctypedef long long int64_t
+
+# What a watch is told of. The first four are epoll's own bits (other backends translate), the rest are ours.
+cdef enum:
+    EV_IN = 0x001
+    EV_OUT = 0x004
+    EV_ERR = 0x008
+    EV_HUP = 0x010
+    EV_RDHUP = 0x2000
+    EV_START = 0x1000000        # a transport's first turn: connection_made, then start reading
+    EV_AGAIN = 0x2000000        # read on: the last read did not empty the socket
+    EV_LEVEL = 0x4000000        # in a mask: level-triggered (add_reader) instead of edge-triggered
+    EV_KERNEL = 0xffffff
+
+cdef enum:
+    RBUF = 262144               # stock's max_size: what one read takes at most
+
+cdef class Watch:
+    cdef G g                    # the world that is told; NULL-like None once the watch has ended
+    cdef Poller poller
+    cdef int fd
+    cdef uint32_t gen           # set anew by each attach: events of an earlier owner of the number do not match
+    cdef uint32_t mask          # what the poller watches for now; 0: not registered
+    cdef uint32_t revents       # what has come and was not dispatched yet
+    cdef bint queued            # stands in the ready ring
+    cdef int on_events(self, uint32_t events) except -1
+    cdef int push(self, uint32_t events) except -1
+    cdef bint is_transport(self)
+    cdef bint is_ended(self)
+
+cdef class Poller:
+    cdef G g
+    cdef list table             # fd -> Watch or None
+    cdef uint32_t next_gen
+    cdef int fork_gen
+    cdef readonly bint closed
+    cdef readonly str name
+    cdef char *rbuf             # RBUF bytes that a read lands in before it becomes a bytes object; made on first use
+    cdef char *read_buffer(self) except NULL
+    cdef bint owns(self, Watch w)
+    cdef int attach(self, Watch w) except -1
+    cdef int detach(self, Watch w) except -1
+    cdef Watch lookup(self, int fd)
+    cdef int watch(self, Watch w, uint32_t mask) except -1
+    cdef int rearm(self, Watch w) except -1
+    cdef int poll(self, int64_t delay_ns) except -1
+    cdef int wake(self) except -1
+    cdef int close(self) except -1
+    cdef int after_fork(self) except -1
+    cdef bint forked(self)
+    cdef int reattach_all(self) except -1
+
+cdef int fork_generation() noexcept

@@ -1,0 +1,159 @@
+# cython: language_level=3, freethreading_compatible=True, binding=True
+"""The poller's contract: what a backend does, what the runtime may rely on.
+
+A Watch is one fd's registration for one owner: a transport, or the reader and writer callbacks of a plain fd.
+    detached --attach--> attached (in the table, not watched) --watch(mask)--> watched --detach--> detached
+- attach() takes the fd's place in the table and a new generation. Whoever stood there before has lost the number (its
+  fd was closed behind its back): its later watch() and detach() do not touch the newcomer.
+- watch() tells the kernel what to look for. An fd is registered once; a mask that stays the same costs no system call.
+- Events carry fd and generation; one that matches no attached watch is dropped. So a stale event, of an fd that was
+  closed and whose number was given out again, never reaches the wrong owner.
+- rearm() asks anew: what is ready now is told once more, though its edge was told before.
+- Watches are edge-triggered unless the mask has EV_LEVEL: an edge is told once, and its owner reads or writes until the
+  kernel says that it would block, or remembers that it has not.
+- detach() comes before the fd is closed, always: a duplicate in another process would keep the registration alive.
+
+poll(delay_ns) pushes each watch that has events to its world's ready ring (once, events merged): <0 waits, 0 looks, >0
+waits at most so long. It releases the GIL. It returns early, without events, for a signal or a wake().
+wake() from any thread: the current poll, or else the next, returns at once.
+After fork() the child's kernel objects are still shared with the parent. A poller notices by a generation counter and,
+when its world is next used, makes new ones and registers what it watched; what the parent uses is not touched.
+close() ends it; a second call does nothing.
+"""
+from cpython.ref cimport Py_INCREF
+from cpython.object cimport PyObject
+from libc.stdlib cimport malloc, free
+
+cdef extern from *:
+    """
+    #include <pthread.h>
+    static int gl_fork_generation;
+    static void gl_count_fork(void) { gl_fork_generation++; }
+    static void gl_watch_forks(void) { pthread_atfork(NULL, NULL, gl_count_fork); }
+    """
+    int gl_fork_generation
+    void gl_watch_forks()
+
+gl_watch_forks()
+
+
+cdef int fork_generation() noexcept:
+    """How many forks lie between the first process and this one."""
+    return gl_fork_generation
+
+
+cdef class Watch:
+    cdef int on_events(self, uint32_t events) except -1:
+        """Called in the world's turn with all that has come since the last call."""
+        return 0
+
+    cdef bint is_transport(self):
+        return False
+
+    cdef bint is_ended(self):
+        return True
+
+    cdef int push(self, uint32_t events) except -1:
+        """Put the watch in its world's ready ring (once), with these events."""
+        self.revents |= events
+        if not self.queued and self.g is not None:
+            self.queued = True
+            Py_INCREF(self)
+            self.g.push_entry(<size_t><PyObject *>self | 1)
+        return 0
+
+
+cdef class Poller:
+    def __cinit__(self, G g):
+        self.g = g
+        self.table = []
+        self.fork_gen = gl_fork_generation
+
+    def __dealloc__(self):
+        free(self.rbuf)
+
+    cdef char *read_buffer(self) except NULL:
+        if self.rbuf == NULL:
+            self.rbuf = <char *>malloc(RBUF)
+            if self.rbuf == NULL:
+                raise MemoryError()
+        return self.rbuf
+
+    cdef Watch lookup(self, int fd):
+        if 0 <= fd < len(self.table):
+            return <Watch>self.table[fd]
+        return None
+
+    cdef bint owns(self, Watch w):
+        """Whether the watch still has its fd's place; one that lost it is detached, and its mask is the past."""
+        if w.fd < len(self.table) and self.table[w.fd] is w:
+            return True
+        w.poller = None
+        w.mask = 0
+        return False
+
+    cdef int attach(self, Watch w) except -1:
+        while len(self.table) <= w.fd:
+            self.table.append(None)
+        self.next_gen += 1
+        w.gen = self.next_gen
+        w.mask = 0
+        w.poller = self
+        self.table[w.fd] = w
+        return 0
+
+    cdef int detach(self, Watch w) except -1:
+        if w.poller is not self:
+            return 0
+        if self.owns(w):
+            if w.mask and not self.forked():
+                self.watch(w, 0)
+            self.table[w.fd] = None
+        w.poller = None
+        w.mask = 0
+        return 0
+
+    cdef bint forked(self):
+        return self.fork_gen != gl_fork_generation
+
+    cdef int reattach_all(self) except -1:
+        """Register anew what was watched, in fresh kernel objects; fds that the child has closed fall out."""
+        cdef Watch w
+        cdef uint32_t mask
+        self.fork_gen = gl_fork_generation
+        for w in list(self.table):
+            if w is None or not w.mask:
+                continue
+            mask, w.mask = w.mask, 0
+            try:
+                self.watch(w, mask)
+            except OSError:
+                self.table[w.fd] = None
+                w.poller = None
+        return 0
+
+    cdef int watch(self, Watch w, uint32_t mask) except -1:
+        raise NotImplementedError
+
+    cdef int rearm(self, Watch w) except -1:
+        raise NotImplementedError
+
+    cdef int poll(self, int64_t delay_ns) except -1:
+        raise NotImplementedError
+
+    cdef int wake(self) except -1:
+        return 0
+
+    def events_of(self, int fd):
+        """What is watched on an fd: a pair of truth values, readable and writable."""
+        cdef Watch w = self.lookup(fd)
+        cdef uint32_t mask = w.mask if w is not None else 0
+        return bool(mask & EV_IN), bool(mask & EV_OUT)
+
+    cdef int close(self) except -1:
+        self.closed = True
+        self.table.clear()
+        return 0
+
+    cdef int after_fork(self) except -1:
+        return 0

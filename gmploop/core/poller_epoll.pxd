@@ -1,0 +1,21 @@
+from gmploop.core.handle cimport gl_spinlock
+from gmploop.core.poller cimport Poller, Watch, uint32_t, int64_t
+
+cdef extern from "<sys/epoll.h>" nogil:
+    ctypedef union epoll_data_t:
+        unsigned long long u64
+    struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+
+cdef enum:
+    MAX_EVENTS = 256        # a kernel copy of 3 KB a call; more ready fds are told by the next poll, none is starved
+
+cdef class EpollPoller(Poller):
+    cdef int epfd
+    cdef int wakefd             # written by the owner under wake_lock, used by any thread under it
+    cdef gl_spinlock wake_lock
+    cdef epoll_event events[MAX_EVENTS]
+    cdef int open(self) except -1
+    cdef int close_fds(self) except -1
+    cdef int control(self, Watch w, int op, uint32_t mask) except -1

@@ -1,0 +1,24 @@
+from gmploop.core.g cimport G
+from gmploop.core.handle cimport TimerHandle
+from gmploop.core.poller cimport Poller
+
+cdef class LoopCore(G):
+    cdef readonly Poller poller
+    cdef public bint _stopping, _closed
+    cdef public object _task_factory
+    cdef object task_kwargs             # {"loop": self}, made once
+    cdef bint custom_time               # a subclass overrides time(): virtual clocks
+    cdef unsigned int skipped, skip     # turns since the last poll; how many may pass while work is ready
+    cdef unsigned int empty_polls
+    cdef unsigned long long polled_at   # gl_ticks() of the last poll
+    cdef double clock(self) except? -1
+    cdef int poll_io(self) except -1
+    cdef int turn(self) except -1
+    cdef long long wait_ns(self) except? -2
+    cdef int enter(self) except -1
+    cdef int leave(self) except -1
+    cdef int check_open(self) except -1
+    cdef object timer(self, when, callback, args, context, str what)
+    cdef int add_timer_idle(self, TimerHandle h, double key, str what) except -1
+    cdef int debug_turn(self, size_t n) except -1
+    cdef int run_entry(self, size_t entry) except -1

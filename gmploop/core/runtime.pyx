@@ -1,0 +1,440 @@
+# cython: language_level=3, freethreading_compatible=True, binding=True
+"""LoopCore: the hot half of a loop, and the cycle in which a thread runs it.
+
+A loop that a thread runs by run_forever() is a G locked to that thread: the thread is its M, with a private P whose
+timer heap the G embeds. One turn is: take the inbox, poll, move due timers to the ready ring, run what was ready then.
+
+Polling costs a system call, and while callbacks are ready it usually finds nothing. So after polls that found nothing
+(none at first, then 1, 2, 4 ... up to 61 turns) polling is put off while work is ready, never for longer than
+GL_TICKS_LITTLE (about 50 us) plus the callback that runs, and an event or a real wait starts anew from polling every
+turn. The order in which callbacks run does not change.
+"""
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_DECREF
+from libc.math cimport isnan, INFINITY
+from gmploop.core.handle cimport (
+    Handle, TimerHandle, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
+    GL_TICKS_LITTLE, gl_lock, gl_unlock)
+from gmploop.core.g cimport (
+    gl_ring_len, gl_ring_pop, gl_g_cas, gl_g_set, gl_g_clear_notified, G_IDLE, G_RUNNABLE,
+    G_RUNNING)
+from gmploop.core.poller cimport Watch, uint32_t
+from gmploop.core.poller_epoll cimport EpollPoller
+from gmploop.core.stream cimport SocketTransport
+from gmploop.core.fdwatch cimport SockOp
+
+cdef extern from "Python.h":
+    object PyContext_CopyCurrent()
+    object PyObject_Call(object, object, object)
+    object PyObject_CallNoArgs(object)
+
+cdef extern from "pythread.h":
+    unsigned long PyThread_get_thread_ident()
+
+cdef extern from "atomics.h" nogil:
+    void gl_store_relaxed(unsigned long *, unsigned long)
+
+cdef enum:
+    MAX_SKIP = 61               # turns; Go's schedtick interval for looking at the global queue
+    DAY_NS = 86400000000000     # asyncio's MAXIMUM_SELECT_TIMEOUT
+
+# Injected by gmploop.loop.
+cdef object Task = None
+cdef object Future = None
+cdef object base_create_task = None
+cdef int OP_RECV = 0, OP_RECV_INTO = 1, OP_SENDALL = 2, OP_CALL_READ = 3, OP_CALL_WRITE = 4, OP_SENDALL_BY_CALL = 5
+cdef type socket_type = None
+
+
+def configure(task, future, create_task, plain_socket_type):
+    """Set what loops need of asyncio: Task, Future, and BaseEventLoop.create_task for the cases that are not hot."""
+    global Task, Future, base_create_task, socket_type
+    Task, Future, base_create_task, socket_type = task, future, create_task, plain_socket_type
+
+
+cdef class LoopCore(G):
+    def __cinit__(self, *args, **kwargs):
+        self._closed = True             # until _open(): __del__ of a loop whose constructor failed has nothing to close
+
+    def _open(self):
+        """Open the poller. Once, by the constructor of the subclass."""
+        self.custom_time = type(self).time is not LoopCore.time
+        self.task_kwargs = {"loop": self}
+        self.poller = EpollPoller(self)
+
+    def _use_own_clock(self):
+        self.custom_time = True
+
+    # -- entering and leaving
+
+    @property
+    def _thread_id(self):
+        cdef unsigned long owner = gl_load_relaxed(&self.w.owner)
+        return owner if owner else None
+
+    @_thread_id.setter
+    def _thread_id(self, value):
+        """run_forever() of asyncio sets the thread's identity before its first turn and None after its last."""
+        if value is None:
+            if gl_load_relaxed(&self.w.owner):
+                self.leave()
+        elif not gl_load_relaxed(&self.w.owner):
+            self.enter()
+
+    cdef int enter(self) except -1:
+        """This thread becomes the M of this world."""
+        cdef bint taken
+        gl_lock(&self.w.lock)
+        taken = gl_load_relaxed(&self.w.owner) != 0
+        if not taken:
+            gl_store_relaxed(&self.w.owner, PyThread_get_thread_ident())
+        gl_unlock(&self.w.lock)
+        if taken:
+            raise RuntimeError("This event loop is already running")
+        gl_g_cas(&self.state, G_IDLE, G_RUNNABLE)       # fails when a post has done it
+        gl_g_set(&self.state, G_RUNNING)
+        self.skip = self.skipped = self.empty_polls = 0
+        if self.poller is not None and self.poller.forked():
+            self.poller.after_fork()
+        return 0
+
+    cdef int leave(self) except -1:
+        if not gl_g_cas(&self.state, G_RUNNING, G_IDLE):
+            gl_g_set(&self.state, G_RUNNABLE)       # there is a post that no turn has seen
+        gl_lock(&self.w.lock)
+        gl_store_relaxed(&self.w.owner, 0)
+        gl_unlock(&self.w.lock)
+        return 0
+
+    def is_running(self):
+        """Whether a thread runs this loop."""
+        return gl_load_relaxed(&self.w.owner) != 0
+
+    def is_closed(self):
+        return self._closed
+
+    def _mine(self):
+        return gl_world_mine(&self.w)
+
+    def _close_core(self):
+        """Drop what is queued and let the poller go."""
+        self.drop_queues()
+        if self.poller is not None:
+            self.poller.close()
+
+    cdef int check_open(self) except -1:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        return 0
+
+    def _check_closed(self):
+        self.check_open()
+
+    # -- debug mode
+
+    @property
+    def _debug(self):
+        return self.w.debug != 0
+
+    @_debug.setter
+    def _debug(self, value):
+        self.w.debug = bool(value)
+
+    def get_debug(self):
+        return self.w.debug != 0
+
+    # -- clock
+
+    def time(self):
+        """Seconds on the monotonic clock, as a float."""
+        return gl_monotonic()
+
+    cdef double clock(self) except? -1:
+        return self.time() if self.custom_time else gl_monotonic()
+
+    # -- callbacks
+
+    def call_soon(self, callback, *args, context=None):
+        """Call callback(*args) in the next turn, within context (default: a copy of the current one).
+
+        Returns a handle that can be cancelled. From the loop's thread, or from any while nobody runs it; in debug mode
+        a call from another thread raises RuntimeError, else it is posted as by call_soon_threadsafe().
+        """
+        cdef Handle h
+        self.check_open()
+        if self.w.debug:
+            self._check_call("call_soon", callback)
+        if context is None:
+            context = PyContext_CopyCurrent()
+        if gl_world_mine(&self.w):
+            h = self.enqueue(callback, args, context)
+        else:
+            h = make_handle(callback, args, context)
+            self.post(h)
+        if self.w.debug:
+            self._note_source(h)
+        return h
+
+    def call_soon_threadsafe(self, callback, *args, context=None):
+        """As call_soon(), from any thread and from signal handlers; wakes the loop."""
+        cdef Handle h
+        self.check_open()
+        if self.w.debug:
+            self._check_callback(callback, "call_soon_threadsafe")
+        if context is None:
+            context = PyContext_CopyCurrent()
+        if gl_world_mine(&self.w):
+            h = self.enqueue(callback, args, context)
+        else:
+            h = make_handle(callback, args, context)
+            if self.w.debug:
+                self._note_source(h)
+            self.post(h)
+            return h
+        if self.w.debug:
+            self._note_source(h)
+        return h
+
+    def call_later(self, delay, callback, *args, context=None):
+        """Call callback(*args) in `delay` seconds, never earlier. Returns a handle with when() and cancel()."""
+        if delay is None:
+            raise TypeError("delay must not be None")
+        return self.timer((self.time() if self.custom_time else gl_monotonic()) + delay, callback, args, context,
+                          "call_later")
+
+    def call_at(self, when, callback, *args, context=None):
+        """Call callback(*args) when the loop's time() has reached `when`, never earlier."""
+        if when is None:
+            raise TypeError("when cannot be None")
+        return self.timer(when, callback, args, context, "call_at")
+
+    cdef object timer(self, when, callback, args, context, str what):
+        cdef double deadline, key
+        cdef TimerHandle h
+        self.check_open()
+        if self.w.debug:
+            self._check_call(what, callback)
+        try:
+            deadline = when
+        except OverflowError:
+            deadline = INFINITY if when > 0 else -INFINITY
+        if context is None:
+            context = PyContext_CopyCurrent()
+        h = make_timer(deadline, callback, args, context)
+        # NaN compares with nothing: on stock such a timer waits behind all others.
+        key = INFINITY if isnan(deadline) else deadline
+        if gl_world_mine(&self.w):
+            if self.add_timer(h, key) < 0:
+                raise MemoryError()
+            if h.pos == 0 and not self.custom_time and key <= gl_monotonic():
+                self.w.timers_due = True
+        else:
+            self.add_timer_idle(h, key, what)
+        if self.w.debug:
+            self._note_source(h)
+        return h
+
+    cdef int add_timer_idle(self, TimerHandle h, double key, str what) except -1:
+        """Under the lock, since nobody runs the loop; or refuse, if another thread does."""
+        cdef int r = 1
+        gl_lock(&self.w.lock)
+        if gl_load_relaxed(&self.w.owner) == 0:
+            r = self.add_timer(h, key)
+        gl_unlock(&self.w.lock)
+        if r > 0:
+            self._refuse_thread(f"{what}()")
+        elif r < 0:
+            raise MemoryError()
+        return 0
+
+    cdef int wake(self) except -1:
+        # Who runs the loop sleeps in its poller (the state was IDLE); while nobody does, RUNNABLE says enough.
+        if gl_load_relaxed(&self.w.owner) and self.poller is not None:
+            self.poller.wake()
+        return 0
+
+    def _write_to_self(self):
+        if self.poller is not None:
+            self.poller.wake()
+
+    # -- the cycle
+
+    def _run_once(self):
+        """Turns until stop(). Named as asyncio's step, whose run_forever() calls it."""
+        self.skip = 0
+        self.skipped = MAX_SKIP
+        while True:
+            self.turn()
+            if self._stopping:
+                return
+
+    cdef int turn(self) except -1:
+        cdef size_t n, entry
+        self.drain_inbox()
+        self.skipped += 1
+        if (self.skipped > self.skip or self._stopping or gl_ring_len(&self.ready) == 0
+                or gl_ticks() - self.polled_at > GL_TICKS_LITTLE):
+            self.poll_io()
+        elif self.w.timers_due:
+            self.w.timers_due = False
+            self.take_due(self.clock())
+        n = gl_ring_len(&self.ready)
+        if self.w.debug:
+            return self.debug_turn(n)
+        while n:
+            n -= 1
+            entry = gl_ring_pop(&self.ready)
+            if entry == 0:
+                break
+            self.run_entry(entry)
+        return 0
+
+    cdef int run_entry(self, size_t entry) except -1:
+        cdef PyObject *p = <PyObject *>(entry & ~<size_t>1)
+        cdef Watch w
+        cdef Handle h
+        cdef uint32_t events
+        if entry & 1:
+            w = <Watch>p
+            Py_DECREF(w)
+            w.queued = False
+            events, w.revents = w.revents, 0
+            w.on_events(events)
+        else:
+            h = <Handle>p
+            Py_DECREF(h)
+            self.run_handle(h)
+        return 0
+
+    cdef int debug_turn(self, size_t n) except -1:
+        """As the loop in turn(), timing each callback."""
+        cdef size_t entry
+        cdef PyObject *p
+        cdef double start, took
+        while n:
+            n -= 1
+            entry = gl_ring_pop(&self.ready)
+            if entry == 0:
+                break
+            p = <PyObject *>(entry & ~<size_t>1)
+            what = <object>p
+            described = self._describe_entry(what)
+            self._current_handle = what
+            start = gl_monotonic()
+            try:
+                self.run_entry(entry)
+                took = gl_monotonic() - start
+                if took >= self.slow_callback_duration:
+                    self._report_slow(described, took)
+            finally:
+                self._current_handle = None
+        return 0
+
+    cdef long long wait_ns(self) except? -2:
+        """How long the poller may wait: 0 when there is work, < 0 for ever."""
+        cdef double delay
+        if self._stopping or gl_ring_len(&self.ready):
+            return 0
+        if not self.w.timers.n:
+            return -1
+        delay = (self.w.timers.a[0].when - self.clock()) * 1e9
+        if delay <= 0:
+            return 0
+        return DAY_NS if delay >= DAY_NS else <long long>delay + 1
+
+    cdef int poll_io(self) except -1:
+        cdef long long delay_ns = self.wait_ns()
+        cdef int n
+        if self.poller.forked():
+            raise RuntimeError(f"{self!r} was running when the process forked: it goes on in the parent only")
+        if delay_ns and not gl_g_cas(&self.state, G_RUNNING, G_IDLE):
+            # A post came after the inbox was looked at.
+            delay_ns = 0
+            gl_g_clear_notified(&self.state)
+            self.drain_inbox()
+        if delay_ns:
+            try:
+                n = self.poller.poll(delay_ns)
+            finally:
+                gl_g_cas(&self.state, G_IDLE, G_RUNNABLE)
+                gl_g_set(&self.state, G_RUNNING)
+                self.drain_inbox()
+        else:
+            n = self.poller.poll(0)
+        self.polled_at = gl_ticks()
+        self.skipped = 0
+        if n or delay_ns:
+            self.skip = self.empty_polls = 0
+        elif self.skip < MAX_SKIP:
+            self.empty_polls += 1
+            if self.empty_polls > 8:        # a few sleep(0) in a row poll each time, as on stock
+                self.skip = min(self.skip * 2 + 1, <unsigned int>MAX_SKIP)
+        self.w.timers_due = False
+        if self.w.timers.n:
+            self.take_due(self.clock())
+        return 0
+
+    # -- futures and tasks
+
+    def create_future(self):
+        """A future of this loop."""
+        return Future(loop=self)
+
+    cdef object new_future(self):
+        return PyObject_Call(Future, (), self.task_kwargs)
+
+    def create_task(self, coro, *, name=None, context=None, **kwargs):
+        """Run a coroutine as a task of this loop."""
+        if self._task_factory is not None or self.w.debug or context is not None or kwargs:
+            if kwargs:
+                return base_create_task(self, coro, name=name, context=context, **kwargs)
+            return base_create_task(self, coro, name=name, context=context)
+        self.check_open()
+        if name is None:
+            return PyObject_Call(Task, (coro,), self.task_kwargs)
+        return Task(coro, loop=self, name=name)
+
+    # -- sock_*()
+
+    def sock_recv(self, sock, n):
+        """Receive up to n bytes from a non-blocking socket; returns them."""
+        if type(sock) is socket_type:
+            return SockOp(self, self.poller, OP_RECV, sock, None, n)
+        return SockOp(self, self.poller, OP_CALL_READ, sock, "recv", (n,))
+
+    def sock_recv_into(self, sock, buf):
+        """Receive into a writable buffer; returns the number of bytes."""
+        if type(sock) is socket_type:
+            return SockOp(self, self.poller, OP_RECV_INTO, sock, None, buf)
+        return SockOp(self, self.poller, OP_CALL_READ, sock, "recv_into", (buf,))
+
+    def sock_sendall(self, sock, data):
+        """Send all of data. After a cancel it is unknown how much was sent."""
+        if type(sock) is socket_type:
+            return SockOp(self, self.poller, OP_SENDALL, sock, None, data)
+        return SockOp(self, self.poller, OP_SENDALL_BY_CALL, sock, "send", data)
+
+    def sock_recvfrom(self, sock, bufsize):
+        """Receive a datagram of up to bufsize bytes; returns (data, address)."""
+        return SockOp(self, self.poller, OP_CALL_READ, sock, "recvfrom", (bufsize,))
+
+    def sock_recvfrom_into(self, sock, buf, nbytes=0):
+        """Receive a datagram into buf; returns (number of bytes, address)."""
+        return SockOp(self, self.poller, OP_CALL_READ, sock, "recvfrom_into", (buf, nbytes or len(buf)))
+
+    def sock_sendto(self, sock, data, address):
+        """Send a datagram; returns the number of bytes."""
+        return SockOp(self, self.poller, OP_CALL_WRITE, sock, "sendto", (data, address))
+
+
+def transport_of(LoopCore loop not None, int fd):
+    """The transport that uses the descriptor and is not closing, or None."""
+    cdef Watch w = loop.poller.lookup(fd)
+    return w if w is not None and w.is_transport() and not w.is_ended() else None
+
+
+def sock_call(LoopCore loop not None, sock, bint writing, fn):
+    """Awaitable: fn() again each time the socket is ready, until it does not raise BlockingIOError."""
+    return SockOp(loop, loop.poller, OP_CALL_WRITE if writing else OP_CALL_READ, sock, fn, ())

@@ -1,0 +1,25 @@
+from gmploop.core.g cimport gl_ring
+from gmploop.core.transport cimport Transport
+
+cdef class SocketTransport(Transport):
+    cdef bytes unread               # comes before what the socket has: start_tls() gives it back
+    cdef object empty_waiter        # sendfile waits for an empty buffer
+    cdef gl_ring wbuf               # exact bytes objects, each a reference
+    cdef Py_ssize_t woff            # bytes of the first chunk that are sent
+    cdef bint eof_sent, eof_got, buffered
+    cdef bint drained               # the last read emptied the socket and no event has come since
+    cdef bint hangup                # the peer has shut down: after the data comes the end
+    cdef object take_unread(self, Py_ssize_t most)
+    cdef int read_data(self) except -1
+    cdef int read_buffered(self) except -1
+    cdef int on_eof(self) except -1
+    cdef int after_read(self, Py_ssize_t n, Py_ssize_t asked) except -1
+    cdef int read_failed(self) except -1
+    cdef int may_write(self, str what) except -1
+    cdef Py_ssize_t send_now(self, object data) except -2
+    cdef int keep(self, object data, Py_ssize_t offset) except -1
+    cdef int arm_write(self) except -1
+    cdef int sent(self, Py_ssize_t n) except -1
+    cdef int write_failed(self) except -1
+    cdef int shutdown_write(self) except -1
+    cdef int clear_wbuf(self) except -1

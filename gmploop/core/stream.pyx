@@ -1,0 +1,485 @@
+# cython: language_level=3, freethreading_compatible=True, binding=True
+"""SocketTransport: TCP and Unix stream sockets.
+
+Reading. The fd is registered once, edge-triggered. An event lets one read happen per turn, as on stock; a read that
+came back full, or that a hang-up may follow, queues the next one for the following turn (EV_AGAIN), so that one fast
+peer does not keep the others waiting. `drained` remembers whether the socket was left empty: while reading is paused,
+events only clear it, and resume_reading() reads at once unless it is set. So no edge is lost and nothing is read that
+nobody wants.
+
+Writing. write() tries the send at once, as stock does: a callback that writes and then blocks has written. What the
+kernel does not take is kept as bytes objects (mutable data is copied) and sent with writev when EPOLLOUT comes; that
+bit is asked for from the first time on that a send would block.
+"""
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING, PyBytes_GET_SIZE, PyBytes_CheckExact
+from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBUF_CONTIG_RO
+from cpython.exc cimport PyErr_SetFromErrno
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_DECREF
+from libc.errno cimport errno, EAGAIN, EINTR
+from gmploop.core.g cimport G, gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_at, gl_ring_free
+from gmploop.core.poller cimport Poller, uint32_t, EV_IN, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, EV_AGAIN, RBUF
+
+cdef extern from "Python.h":
+    object PyContext_CopyCurrent()
+    int PyContext_Enter(object) except -1
+    int PyContext_Exit(object) except -1
+    object PyObject_CallMethodOneArg(object, object, object)
+
+cdef extern from *:
+    """
+    #include <sys/socket.h>
+    #include <sys/uio.h>
+    #include <netinet/in.h>
+    #include <netinet/tcp.h>
+    #ifndef MSG_NOSIGNAL
+    #define MSG_NOSIGNAL 0
+    #endif
+    #define set_errno(e) (errno = (e))
+    """
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+    struct msghdr:
+        iovec *msg_iov
+        size_t msg_iovlen
+    Py_ssize_t recv(int, void *, size_t, int)
+    Py_ssize_t send(int, const void *, size_t, int)
+    Py_ssize_t sendmsg(int, const msghdr *, int)
+    int MSG_NOSIGNAL
+    void set_errno(int)
+
+from libc.string cimport memcpy, memset
+
+cdef enum:
+    IOV = 128               # chunks a sendmsg takes; 2 KB of stack
+
+# Injected by gmploop.loop.
+cdef type shown_class = None
+cdef type BufferedProtocol = None
+cdef object sendfile_mode = None
+
+
+def configure(transport_type, buffered_protocol, try_native):
+    """Set what stream transports need of asyncio: the class they show, BufferedProtocol, sendfile's mode."""
+    global shown_class, BufferedProtocol, sendfile_mode
+    shown_class, BufferedProtocol, sendfile_mode = transport_type, buffered_protocol, try_native
+
+
+cdef str data_received = "data_received"
+
+
+cdef inline bint would_block() noexcept:
+    return errno == EAGAIN or errno == EINTR
+
+
+@cython.final
+cdef class SocketTransport(Transport):
+    """A stream socket's transport. Methods are asyncio.Transport's; from the thread that runs its loop, but for
+    close() and abort(), which may come from any thread."""
+
+    def __init__(self, G loop not None, Poller poller not None, sock, protocol, waiter=None, extra=None, server=None):
+        self.setup(loop, poller, sock, protocol, waiter, extra, server)
+
+    @property
+    def __class__(self):
+        return shown_class if shown_class is not None else SocketTransport
+
+    def __dealloc__(self):
+        cdef size_t chunk = gl_ring_pop(&self.wbuf)
+        while chunk:
+            Py_DECREF(<object><PyObject *>chunk)
+            chunk = gl_ring_pop(&self.wbuf)
+        gl_ring_free(&self.wbuf)
+
+    cdef uint32_t wanted(self):
+        return EV_IN | EV_RDHUP | (EV_OUT if self.wsize or self.mask & EV_OUT else 0)
+
+    cdef int clear_buffer(self) except -1:
+        return self.clear_wbuf()
+
+    cdef int use_protocol(self, protocol) except -1:
+        self.buffered = isinstance(protocol, BufferedProtocol)
+        self.protocol = protocol
+        return 0
+
+    cdef int ended(self) except -1:
+        if self.empty_waiter is not None and not self.empty_waiter.done():
+            self.empty_waiter.set_exception(ConnectionError("Connection is closed by peer"))
+        return 0
+
+    cdef int on_events(self, uint32_t events) except -1:
+        if events & EV_START:
+            return self.start()
+        if self.gone:
+            return 0
+        if events & (EV_OUT | EV_ERR | EV_HUP) and self.wsize:
+            self.flush_in_context()
+        if events & (EV_IN | EV_ERR | EV_HUP | EV_RDHUP | EV_AGAIN):
+            self.drained = False
+            if events & (EV_RDHUP | EV_HUP | EV_ERR):
+                self.hangup = True
+            if not (self.closing or self.paused or self.eof_got or self.conn_lost or not self.started):
+                context = self.context
+                PyContext_Enter(context)
+                try:
+                    self.read_buffered() if self.buffered else self.read_data()
+                finally:
+                    PyContext_Exit(context)
+        return 0
+
+    # -- reading
+
+    cdef int after_read(self, Py_ssize_t n, Py_ssize_t asked) except -1:
+        """Decide after a read of n > 0 bytes whether the socket may hold more."""
+        if n == asked or self.hangup:
+            if not (self.closing or self.paused or self.conn_lost):
+                self.push(EV_AGAIN)
+        else:
+            self.drained = True
+        return 0
+
+    cdef int read_failed(self) except -1:
+        if would_block():
+            self.drained = not self.hangup
+            return 0
+        try:
+            PyErr_SetFromErrno(OSError)
+        except OSError as exc:
+            self.fatal(exc, "Fatal read error on socket transport")
+        return 0
+
+    cdef int read_data(self) except -1:
+        cdef char *buf
+        cdef Py_ssize_t n
+        if self.unread is not None:
+            data = self.take_unread(RBUF)
+            n = RBUF
+        else:
+            buf = self.poller.read_buffer()
+            n = recv(self.fd, buf, RBUF, 0)
+            if n < 0:
+                return self.read_failed()
+            if n == 0:
+                return self.on_eof()
+            data = PyBytes_FromStringAndSize(buf, n)
+        self.drained = n < RBUF and not self.hangup
+        try:
+            PyObject_CallMethodOneArg(self.protocol, data_received, data)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal(exc, "Fatal error: protocol.data_received() call failed.")
+            return 0
+        return 0 if self.drained else self.after_read(n, RBUF)
+
+    cdef int read_buffered(self) except -1:
+        cdef Py_buffer view
+        cdef Py_ssize_t n, asked
+        cdef int error
+        try:
+            buf = self.protocol.get_buffer(-1)
+            if not len(buf):
+                raise RuntimeError("get_buffer() returned an empty buffer")
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal(exc, "Fatal error: protocol.get_buffer() call failed.")
+            return 0
+        try:
+            PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal(exc, "Fatal read error on socket transport")
+            return 0
+        asked = view.len
+        if self.unread is not None:
+            data = self.take_unread(asked)
+            n = asked = len(data)       # the socket was not asked: read on
+            memcpy(view.buf, PyBytes_AS_STRING(data), n)
+        else:
+            n = recv(self.fd, view.buf, asked, 0)
+        if n < 0:
+            error = errno
+            PyBuffer_Release(&view)
+            set_errno(error)
+            return self.read_failed()
+        PyBuffer_Release(&view)
+        if n == 0:
+            return self.on_eof()
+        self.drained = n < asked and not self.hangup
+        try:
+            self.protocol.buffer_updated(n)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal(exc, "Fatal error: protocol.buffer_updated() call failed.")
+            return 0
+        return 0 if self.drained else self.after_read(n, asked)
+
+    cdef object take_unread(self, Py_ssize_t most):
+        data, self.unread = self.unread[:most], self.unread[most:] or None
+        return data
+
+    def _unread(self, data):
+        """Give data back: it is read first when reading goes on."""
+        if data:
+            self.unread = data
+            self.drained = False
+
+    cdef int on_eof(self) except -1:
+        self.debug_log("received EOF")
+        self.eof_got = True
+        try:
+            keep_open = self.protocol.eof_received()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal(exc, "Fatal error: protocol.eof_received() call failed.")
+            return 0
+        if not keep_open:
+            self.close()
+        return 0
+
+    def is_reading(self):
+        return not self.closing and not self.paused
+
+    def pause_reading(self):
+        self.here("pause_reading")
+        if self.closing or self.paused:
+            return
+        self.paused = True
+        self.debug_log("pauses reading")
+
+    def resume_reading(self):
+        self.here("resume_reading")
+        if self.closing or not self.paused:
+            return
+        self.paused = False
+        if self.started and not self.drained and not self.eof_got:
+            self.push(EV_AGAIN)
+        self.debug_log("resumes reading")
+
+    # -- writing
+
+    cdef int may_write(self, str what) except -1:
+        self.here(what)
+        if self.eof_sent:
+            raise RuntimeError(f"Cannot call {what}() after write_eof()")
+        if self.empty_waiter is not None:
+            raise RuntimeError(f"unable to {what}; sendfile is in progress")
+        return 0
+
+    cdef Py_ssize_t send_now(self, object data) except -2:
+        """Bytes the kernel took; -1 when the connection was found broken (and is being closed)."""
+        cdef Py_buffer view
+        cdef Py_ssize_t n
+        if PyBytes_CheckExact(data):
+            n = send(self.fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), MSG_NOSIGNAL)
+        else:
+            try:
+                PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+            except BufferError as exc:              # not contiguous: stock's send() raises, and ends the connection
+                self.fatal(exc, "Fatal write error on socket transport")
+                return -1
+            n = send(self.fd, view.buf, view.len, MSG_NOSIGNAL)
+            PyBuffer_Release(&view)
+        if n >= 0:
+            return n
+        if would_block():
+            return 0
+        try:
+            PyErr_SetFromErrno(OSError)
+        except OSError as exc:
+            self.fatal(exc, "Fatal write error on socket transport")
+        return -1
+
+    def write(self, data):
+        """Send data now as far as the kernel takes it, buffer the rest."""
+        cdef Py_ssize_t n, size
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise TypeError(f"data argument must be a bytes-like object, not {type(data).__name__!r}")
+        self.may_write("write")
+        size = len(data) if not isinstance(data, memoryview) else (<object>data).nbytes
+        if size == 0 or self.lost():
+            return
+        n = 0
+        if self.wsize == 0:
+            n = self.send_now(data)
+            if n == size or n < 0:
+                return
+        self.keep(data, n)
+        self.arm_write()
+        self.maybe_pause()
+
+    def writelines(self, list_of_data):
+        """As write() of the concatenation, without making it."""
+        self.may_write("writelines")
+        chunks = [data if PyBytes_CheckExact(data) else memoryview(data) for data in list_of_data]
+        if not chunks or self.lost():
+            return
+        for data in chunks:
+            if not PyBytes_CheckExact(data) and not data.c_contiguous:
+                self.fatal(BufferError("memoryview: underlying buffer is not C-contiguous"),
+                           "Fatal write error on socket transport")
+                return
+        cdef bint first = self.wsize == 0
+        for data in chunks:
+            self.keep(data, 0)
+        if first and self.wsize:
+            self.flush()
+        if self.wsize:
+            self.arm_write()
+            self.maybe_pause()
+
+    cdef int keep(self, object data, Py_ssize_t offset) except -1:
+        """Append data[offset:] (in bytes) to the buffer."""
+        cdef bytes chunk
+        if self.wsize == 0:
+            self.wcontext = PyContext_CopyCurrent()
+        if PyBytes_CheckExact(data):
+            if gl_ring_len(&self.wbuf) == 0:
+                chunk, self.woff = data, offset
+            else:
+                chunk = data
+        else:
+            chunk = bytes(memoryview(data).cast("B")[offset:]) if offset else bytes(data)
+            offset = 0
+        if len(chunk) == offset:
+            return 0
+        Py_INCREF(chunk)
+        if gl_ring_push(&self.wbuf, <size_t><PyObject *>chunk) < 0:
+            Py_DECREF(chunk)
+            raise MemoryError()
+        self.wsize += len(chunk) - offset
+        return 0
+
+    cdef int arm_write(self) except -1:
+        if self.started and self.poller is not None and not self.mask & EV_OUT:
+            self.poller.watch(self, self.wanted())
+        return 0
+
+    cdef int clear_wbuf(self) except -1:
+        cdef size_t chunk = gl_ring_pop(&self.wbuf)
+        self.wsize = self.woff = 0
+        while chunk:
+            Py_DECREF(<object><PyObject *>chunk)
+            chunk = gl_ring_pop(&self.wbuf)
+        gl_ring_free(&self.wbuf)
+        return 0
+
+    cdef int flush(self) except -1:
+        cdef iovec iov[IOV]
+        cdef msghdr msg
+        cdef size_t i, count
+        cdef Py_ssize_t n, size
+        cdef PyObject *chunk
+        if self.conn_lost:
+            return 0
+        while self.wsize:
+            count = min(gl_ring_len(&self.wbuf), <size_t>IOV)
+            size = 0
+            for i in range(count):
+                chunk = <PyObject *>gl_ring_at(&self.wbuf, i)
+                iov[i].iov_base = PyBytes_AS_STRING(<object>chunk) + (self.woff if i == 0 else 0)
+                iov[i].iov_len = PyBytes_GET_SIZE(<object>chunk) - (self.woff if i == 0 else 0)
+                size += iov[i].iov_len
+            memset(&msg, 0, sizeof(msg))
+            msg.msg_iov, msg.msg_iovlen = iov, count
+            n = sendmsg(self.fd, &msg, MSG_NOSIGNAL)
+            if n < 0:
+                if would_block():
+                    break
+                return self.write_failed()
+            self.sent(n)
+            if n < size:
+                break
+        self.maybe_resume()             # may write again
+        if self.wsize == 0 and not self.conn_lost:
+            if self.empty_waiter is not None and not self.empty_waiter.done():
+                self.empty_waiter.set_result(None)
+            if self.closing:
+                self.conn_lost += 1
+                self.call_lost(None)
+            elif self.eof_sent:
+                self.shutdown_write()
+        return 0
+
+    cdef int sent(self, Py_ssize_t n) except -1:
+        cdef PyObject *chunk
+        cdef Py_ssize_t left
+        self.wsize -= n
+        while n:
+            chunk = <PyObject *>gl_ring_at(&self.wbuf, 0)
+            left = PyBytes_GET_SIZE(<object>chunk) - self.woff
+            if n < left:
+                self.woff += n
+                return 0
+            n -= left
+            self.woff = 0
+            gl_ring_pop(&self.wbuf)
+            Py_DECREF(<object>chunk)
+        if self.wsize == 0:
+            gl_ring_free(&self.wbuf)
+        return 0
+
+    cdef int write_failed(self) except -1:
+        try:
+            PyErr_SetFromErrno(OSError)
+        except OSError as exc:
+            self.clear_wbuf()
+            self.fatal(exc, "Fatal write error on socket transport")
+            if self.empty_waiter is not None and not self.empty_waiter.done():
+                self.empty_waiter.set_exception(exc)
+        return 0
+
+    cdef int shutdown_write(self) except -1:
+        try:
+            self.sock.shutdown(1)
+        except OSError as exc:
+            self.fatal(exc, "Fatal error: shutdown() of the socket failed")
+        return 0
+
+    def write_eof(self):
+        """Close the write end when the buffer is empty."""
+        self.here("write_eof")
+        if self.closing or self.eof_sent:
+            return
+        self.eof_sent = True
+        if not self.wsize:
+            self.sock.shutdown(1)
+
+    def can_write_eof(self):
+        return True
+
+    @property
+    def _start_tls_compatible(self):
+        return True
+
+    @property
+    def _sendfile_compatible(self):
+        return sendfile_mode
+
+    def _make_empty_waiter(self):
+        if self.empty_waiter is not None:
+            raise RuntimeError("Empty waiter is already set")
+        self.empty_waiter = self.g.create_future()
+        if not self.wsize:
+            self.empty_waiter.set_result(None)
+        return self.empty_waiter
+
+    def _reset_empty_waiter(self):
+        self.empty_waiter = None
+
+    def _lend_fd(self):
+        """Leave the poller, so that something else may watch the fd; _take_back_fd() ends that."""
+        if self.poller is not None:
+            self.poller.detach(self)
+
+    def _take_back_fd(self, Poller poller):
+        if not self.gone and not self.conn_lost:
+            poller.attach(self)
+            if self.started:
+                poller.watch(self, self.wanted())

@@ -1,0 +1,34 @@
+from gmploop.core.g cimport G
+from gmploop.core.poller cimport Watch, Poller, uint32_t
+
+cdef class Transport(Watch):
+    cdef object sock
+    cdef object protocol
+    cdef object server
+    cdef dict extra
+    cdef object context             # of reads: a copy of the creator's
+    cdef object wcontext            # of what buffered data leads to: a copy of that in which buffering began
+    cdef object waiter              # told once connection_made has run
+    cdef object __weakref__
+    cdef Py_ssize_t wsize           # bytes unsent
+    cdef Py_ssize_t high, low
+    cdef int conn_lost              # connection_lost is scheduled, or has run; further counts are writes after it
+    cdef bint protocol_paused, closing, paused, started
+    cdef bint gone                  # connection_lost has run and the socket is closed
+    cdef int setup(self, G loop, Poller poller, sock, protocol, waiter, extra, server) except -1
+    cdef uint32_t wanted(self)
+    cdef int clear_buffer(self) except -1
+    cdef int use_protocol(self, protocol) except -1
+    cdef int debug_log(self, str what) except -1
+    cdef int start(self) except -1
+    cdef int ended(self) except -1
+    cdef int flush(self) except -1
+    cdef int flush_in_context(self) except -1
+    cdef int maybe_pause(self) except -1
+    cdef int maybe_resume(self) except -1
+    cdef int call_lost(self, object exc) except -1
+    cdef int force_close(self, object exc) except -1
+    cdef int fatal(self, object exc, str message) except -1
+    cdef bint foreign(self)
+    cdef int here(self, str what) except -1
+    cdef bint lost(self) except -1

@@ -1,0 +1,334 @@
+# cython: language_level=3, freethreading_compatible=True, binding=True
+"""Transport: what socket transports of all kinds share: birth and death, flow control, what they tell of themselves.
+
+Life. The first turn (EV_START) runs connection_made, lets reading begin and tells whoever made the transport, in
+stock's order. The end is connection_lost, scheduled once (`conn_lost`); after it has run the fd has left the poller and
+the socket is closed, in this order.
+
+Threads. All methods are for the thread that runs the loop, or for any while nobody runs it. close() and abort() may
+come from elsewhere and are forwarded; get_extra_info() answers anywhere; the rest raises RuntimeError.
+
+Contexts. Reads run in a copy of the context in which the transport was made, whoever resumes reading; what is sent
+later, and resume_writing, in a copy of the one in which buffering began.
+"""
+cimport cython
+import sys
+import warnings
+from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
+from gmploop.core.poller cimport EV_START
+
+cdef extern from "Python.h":
+    object PyContext_CopyCurrent()
+    int PyContext_Enter(object) except -1
+    int PyContext_Exit(object) except -1
+
+cdef enum:
+    LOG_LOST_WRITES = 5     # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
+    HIGH_WATER = 65536      # asyncio's default for sockets; low is a quarter
+
+# Injected by gmploop.loop.
+cdef object TransportSocket = None
+cdef object logger = None
+cdef bint server_takes_transport = sys.version_info >= (3, 13)
+
+
+def configure(transport_socket, log):
+    """Set what transports need of asyncio."""
+    global TransportSocket, logger
+    TransportSocket, logger = transport_socket, log
+
+
+cdef class Transport(Watch):
+    """A socket's transport; see the subclasses."""
+
+    cdef int setup(self, G loop, Poller poller, sock, protocol, waiter, extra, server) except -1:
+        self.fd = sock.fileno()
+        self.g = loop
+        self.sock = sock
+        self.waiter = waiter
+        self.extra = extra if extra is not None else {}
+        if "peername" not in self.extra:
+            try:
+                self.extra["peername"] = sock.getpeername()
+            except OSError:
+                self.extra["peername"] = None
+        self.server = server
+        self.high, self.low = HIGH_WATER, HIGH_WATER // 4
+        self.context = PyContext_CopyCurrent()
+        self.use_protocol(protocol)
+        poller.attach(self)
+        if server is not None:
+            server._attach(self) if server_takes_transport else server._attach()
+        self.push(EV_START)
+        return 0
+
+    def __del__(self):
+        if self.sock is not None and not self.gone:
+            try:
+                warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+            finally:
+                if self.poller is not None:
+                    self.poller.detach(self)
+                self.gone = True
+                self.sock.close()
+                self.detach_server()
+
+    def __repr__(self):
+        state = "closed" if self.gone else "closing" if self.closing else ""
+        read = "polling" if self.started and self.is_reading() else "idle"
+        write = "polling" if self.wsize else "idle"
+        return (f"<{type(self).__name__} {state + ' ' if state else ''}fd={self.fd} read={read} "
+                f"write=<{write}, bufsize={self.wsize}>>")
+
+    # -- for the subclasses
+
+    cdef uint32_t wanted(self):
+        """The mask to watch for."""
+        return 0
+
+    cdef int clear_buffer(self) except -1:
+        """Drop what was not sent."""
+        return 0
+
+    cdef int use_protocol(self, protocol) except -1:
+        self.protocol = protocol
+        return 0
+
+    cdef int debug_log(self, str what) except -1:
+        if self.g.w.debug:
+            logger.debug("%r " + what, self)
+        return 0
+
+    cdef bint is_transport(self):
+        return True
+
+    cdef bint is_ended(self):
+        return self.closing
+
+    cdef int start(self) except -1:
+        """connection_made, then reading begins, then whoever made the transport is told: stock's order."""
+        waiter, self.waiter = self.waiter, None
+        context = self.context.copy()
+        try:
+            context.run(self.protocol.connection_made, self)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.g.call_exception_handler({
+                "message": f"Exception in callback {self.protocol.connection_made!r}",
+                "exception": exc, "transport": self, "protocol": self.protocol})
+        self.started = True
+        if not self.conn_lost and not self.gone and self.poller is not None:
+            try:
+                self.poller.watch(self, self.wanted())
+            except OSError as exc:
+                self.fatal(exc, "Fatal error: cannot watch the socket")
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        return 0
+
+    cdef int call_lost(self, object exc) except -1:
+        protocol, self.protocol = self.protocol, None
+        try:
+            if protocol is not None:
+                protocol.connection_lost(exc)
+        finally:
+            self.note_sockname()
+            if self.poller is not None:
+                self.poller.detach(self)
+            self.gone = True
+            self.sock.close()
+            self.detach_server()
+            self.ended()
+        return 0
+
+    def _call_connection_lost(self, exc):
+        self.call_lost(exc)
+
+    cdef int ended(self) except -1:
+        """The socket is closed."""
+        return 0
+
+    def detach_server(self):
+        server, self.server = self.server, None
+        if server is not None:
+            server._detach(self) if server_takes_transport else server._detach()
+
+    cdef int force_close(self, object exc) except -1:
+        if self.conn_lost:
+            return 0
+        self.clear_buffer()
+        self.closing = True
+        self.conn_lost += 1
+        self.g.call_soon(self._call_connection_lost, exc)
+        return 0
+
+    def _force_close(self, exc):
+        self.force_close(exc)
+
+    cdef int fatal(self, object exc, str message) except -1:
+        if isinstance(exc, OSError):
+            if self.g.w.debug:
+                logger.debug("%r: %s", self, message, exc_info=True)
+        else:
+            self.g.call_exception_handler({"message": message, "exception": exc, "transport": self,
+                                           "protocol": self.protocol})
+        return self.force_close(exc)
+
+    def _fatal_error(self, exc, message="Fatal error on transport"):
+        self.fatal(exc, message)
+
+    def close(self):
+        """Send what is buffered, then call connection_lost(None). Nothing is read any more. From any thread."""
+        if self.foreign():
+            self.g.call_soon_threadsafe(self.close)
+            return
+        if self.closing:
+            return
+        self.closing = True
+        if not self.wsize:
+            self.conn_lost += 1
+            self.g.call_soon(self._call_connection_lost, None)
+
+    def abort(self):
+        """Drop what is buffered and call connection_lost(None) soon. From any thread."""
+        if self.foreign():
+            self.g.call_soon_threadsafe(self.abort)
+            return
+        self.force_close(None)
+
+    def is_closing(self):
+        return self.closing
+
+    cdef bint foreign(self):
+        cdef unsigned long owner = gl_load_relaxed(&self.g.w.owner)
+        return owner != 0 and not gl_world_mine(&self.g.w)
+
+    cdef int here(self, str what) except -1:
+        """Refuse to go on in another thread while one runs the loop."""
+        if self.foreign():
+            self.g._refuse_thread(f"{what}() of {self!r}")
+        return 0
+
+    # -- writing
+
+    cdef bint lost(self) except -1:
+        """Whether the connection is gone; counts, and says so from the fifth write on."""
+        if not self.conn_lost:
+            return False
+        if self.conn_lost >= LOG_LOST_WRITES:
+            logger.warning("socket.send() raised exception.")
+        self.conn_lost += 1
+        return True
+
+    cdef int flush(self) except -1:
+        """Send as much of the buffer as the kernel takes; when it is empty, do what waited for that."""
+        return 0
+
+    cdef int flush_in_context(self) except -1:
+        context = self.wcontext
+        PyContext_Enter(context)
+        try:
+            self.flush()
+        finally:
+            PyContext_Exit(context)
+        return 0
+
+    # -- flow control
+
+    cdef int maybe_pause(self) except -1:
+        if self.wsize <= self.high or self.protocol_paused:
+            return 0
+        self.protocol_paused = True
+        try:
+            self.protocol.pause_writing()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.g.call_exception_handler({"message": "protocol.pause_writing() failed", "exception": exc,
+                                           "transport": self, "protocol": self.protocol})
+        return 0
+
+    cdef int maybe_resume(self) except -1:
+        if not self.protocol_paused or self.wsize > self.low:
+            return 0
+        self.protocol_paused = False
+        try:
+            self.protocol.resume_writing()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.g.call_exception_handler({"message": "protocol.resume_writing() failed", "exception": exc,
+                                           "transport": self, "protocol": self.protocol})
+        return 0
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        """Pause the protocol above `high` buffered bytes, resume it at `low` or fewer."""
+        self.here("set_write_buffer_limits")
+        if high is None:
+            high = HIGH_WATER if low is None else 4 * low
+        if low is None:
+            low = high // 4
+        if not high >= low >= 0:
+            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+        self.high, self.low = high, low
+        self.maybe_pause()
+
+    def get_write_buffer_limits(self):
+        return self.low, self.high
+
+    def get_write_buffer_size(self):
+        return self.wsize
+
+    # -- what others ask
+
+    def set_protocol(self, protocol):
+        self.here("set_protocol")
+        self.use_protocol(protocol)
+
+    def get_protocol(self):
+        return self.protocol
+
+    def note_sockname(self):
+        if "sockname" not in self.extra:
+            try:
+                self.extra["sockname"] = self.sock.getsockname()
+            except OSError:
+                self.extra["sockname"] = None
+
+    def get_extra_info(self, name, default=None):
+        if name == "sockname":
+            self.note_sockname()
+        elif name == "socket" and "socket" not in self.extra:
+            self.extra["socket"] = TransportSocket(self.sock)
+        return self.extra.get(name, default)
+
+    @property
+    def _extra(self):
+        self.get_extra_info("socket")
+        self.note_sockname()
+        return self.extra
+
+    @property
+    def _sock(self):
+        return None if self.gone else self.sock
+
+    @property
+    def _sock_fd(self):
+        return self.fd
+
+    @property
+    def _loop(self):
+        return None if self.gone else self.g
+
+    @property
+    def _protocol(self):
+        return self.protocol
+
+    @property
+    def _protocol_paused(self):
+        return self.protocol_paused
+
+    @property
+    def _server(self):
+        return self.server

@@ -1,0 +1,115 @@
+"""The ways in: new_event_loop, run, install, EventLoopPolicy."""
+
+import asyncio
+import sys
+from asyncio import events
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+from gmploop import config
+from gmploop.loop import Loop
+
+_T = TypeVar("_T")
+
+# 3.14 deprecated asyncio's policies and gave the classes private names, 3.16 has none.
+if sys.version_info >= (3, 16):
+    DefaultPolicy = None
+elif sys.version_info >= (3, 14):
+    from asyncio.unix_events import _DefaultEventLoopPolicy as DefaultPolicy
+else:
+    from asyncio import DefaultEventLoopPolicy as DefaultPolicy
+
+
+def new_event_loop(*, poller: str | None = "auto", debug: bool | None = None) -> Loop:
+    """Make a loop. Fit for every `loop_factory` parameter.
+
+    poller: "auto" (GMPLOOP_POLLER, else the fastest) or "epoll". debug: asyncio's debug mode; None leaves it to
+    GMPLOOP_DEBUG and asyncio. Returns a Loop that is not set as the current one; close() it.
+    Raises ValueError or TypeError naming the option, OSError if the poller cannot be had. Callable from any thread.
+    """
+    return Loop(poller=poller, debug=debug)
+
+
+if sys.version_info < (3, 16):
+
+    class EventLoopPolicy(DefaultPolicy):
+        """asyncio's default policy, child watchers included, whose loops are gmploop's.
+
+        Takes the options of new_event_loop, checked here, and gives them to each loop that it makes.
+        """
+
+        def __init__(self, *, poller: str | None = "auto", debug: bool | None = None) -> None:
+            config.resolve_poller(poller)
+            config.resolve_debug(debug)
+            super().__init__()
+            self._new_loop = partial(new_event_loop, poller=poller, debug=debug)
+
+        def new_event_loop(self) -> Loop:
+            return self._new_loop()
+
+
+def install(*, poller: str | None = "auto", debug: bool | None = None) -> None:
+    """Make asyncio use gmploop wherever it makes a loop itself: asyncio.run, Runner, new_event_loop, get_event_loop.
+
+    Takes the options of new_event_loop and raises as it does. It works for the whole process and warns on no Python,
+    also where asyncio.set_event_loop_policy does. Call it before loops are made.
+    """
+    if sys.version_info >= (3, 16):
+        config.resolve_poller(poller)
+        config.resolve_debug(debug)
+        # what Runner and the user call
+        events.new_event_loop = asyncio.new_event_loop = partial(new_event_loop, poller=poller, debug=debug)
+    elif sys.version_info >= (3, 14):
+        events._set_event_loop_policy(EventLoopPolicy(poller=poller, debug=debug))
+    else:
+        events.set_event_loop_policy(EventLoopPolicy(poller=poller, debug=debug))
+
+
+def run(
+    main: Coroutine[Any, Any, _T],
+    *,
+    debug: bool | None = None,
+    poller: str | None = None,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> _T:
+    """Run a coroutine on a new loop and return its result: asyncio.run on gmploop.
+
+    debug: as for asyncio.run. poller: as for new_event_loop. loop_factory makes the loop instead of new_event_loop.
+    Ctrl-C cancels `main`, as in asyncio.run; at the end the tasks left are cancelled, async generators and the
+    default executor shut down, and the loop is closed. Raises what `main` raises; ValueError or TypeError as
+    asyncio.run does for something that is no coroutine; RuntimeError inside a running loop. From any thread, though
+    only the main thread's answers Ctrl-C.
+    """
+    if loop_factory is None:
+        loop_factory = partial(new_event_loop, poller=poller)
+    elif poller is not None:
+        raise TypeError("poller is an option of gmploop's own loops: it cannot be given together with loop_factory")
+    if events._get_running_loop() is not None:
+        raise RuntimeError("gmploop.run() cannot be called from a running event loop")
+    runner = asyncio.Runner(debug=debug, loop_factory=loop_factory)
+    # asyncio.run() makes its loop the thread's current one, a Runner with a loop_factory does not
+    asyncio.set_event_loop(runner.get_loop())
+    try:
+        with runner:
+            return runner.run(main)
+    finally:
+        asyncio.set_event_loop(None)
+
+
+def poller_name() -> str:
+    """The poller that a loop made now with poller="auto" runs on. Raises ValueError for a bad GMPLOOP_POLLER."""
+    return config.resolve_poller()
+
+
+def uvicorn_worker() -> type:
+    """gunicorn's `-k gmploop.UvicornWorker`: uvicorn's worker on gmploop. Made when asked for: it needs both."""
+    try:
+        from uvicorn_worker import UvicornWorker as Base
+    except ImportError:
+        from uvicorn.workers import UvicornWorker as Base
+
+    class UvicornWorker(Base):
+        CONFIG_KWARGS = {**Base.CONFIG_KWARGS, "loop": "gmploop:new_event_loop"}
+
+    return UvicornWorker

@@ -1,0 +1,76 @@
+"""Transports that are not hot: asyncio's own pipe, subprocess and TLS classes, with what they lack on some Pythons.
+
+Each difference from the class that is inherited from is named where it is made. The hot transports (sockets) are in
+`core.stream` and `core.datagram`; the two classes here of these names are what isinstance() sees of them.
+"""
+
+import contextvars
+from asyncio import sslproto, streams, transports, unix_events
+
+__all__ = ["DatagramTransport", "ReadPipeTransport", "SSLProtocol", "SocketTransport", "WritePipeTransport",
+           "process_exited", "take_unread"]
+
+
+class SocketTransport(transports._FlowControlMixin):
+    """What isinstance() and __class__ say of the core's transports, which cannot inherit from asyncio's classes."""
+
+
+class DatagramTransport(transports._FlowControlMixin, transports.DatagramTransport):
+    """The same for datagrams."""
+
+
+def as_bytes(data):
+    """data itself, unless it is a view whose items are not bytes: len() and slices of those do not count bytes."""
+    return bytes(data) if isinstance(data, memoryview) and (data.itemsize != 1 or data.ndim != 1) else data
+
+
+class ReadPipeTransport(unix_events._UnixReadPipeTransport):
+    """Reads run in the context in which the transport was made, also after somebody else resumed reading."""
+
+    def __init__(self, *args, **kwargs):
+        self._context = contextvars.copy_context()
+        super().__init__(*args, **kwargs)
+
+    def _read_ready(self):
+        self._context.run(super()._read_ready)
+
+
+class WritePipeTransport(unix_events._UnixWritePipeTransport):
+    """Views of any format are written whole; abort() after the end does nothing."""
+
+    def write(self, data):
+        super().write(as_bytes(data))
+
+    def abort(self):
+        if self._loop is not None:
+            super().abort()
+
+
+class SSLProtocol(sslproto.SSLProtocol):
+    """Views of any format are written whole."""
+
+    def _write_appdata(self, list_of_data):
+        super()._write_appdata([as_bytes(data) for data in list_of_data])
+
+
+def take_unread(protocol):
+    """What a stream reader holds unread, taken from it: behind start_tls() it belongs to the TLS layer."""
+    reader = protocol._stream_reader if isinstance(protocol, streams.StreamReaderProtocol) else None
+    if reader is None or not reader._buffer:
+        return b""
+    data = bytes(reader._buffer)
+    reader._buffer.clear()
+    reader._maybe_resume_transport()
+    return data
+
+
+def process_exited(transport, returncode):
+    """Tell a subprocess transport of its child's end, and who waits for that: before the pipes are at their end, which
+    a grandchild may put off. (Later Pythons do so themselves.)"""
+    transport._process_exited(returncode)
+    waiters = transport._exit_waiters
+    if waiters:
+        transport._exit_waiters = type(waiters)()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(returncode)

@@ -1,0 +1,99 @@
+"""What a type checker makes of a program that uses gmploop."""
+
+import asyncio
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import gmploop
+import pytest
+
+if importlib.util.find_spec("mypy") is None:
+    pytest.skip("needs mypy", allow_module_level=True)
+
+GOOD = """
+import asyncio
+import sys
+from typing import assert_type
+
+import gmploop
+
+
+async def main() -> int:
+    loop = asyncio.get_running_loop()
+    reader, writer = await asyncio.open_connection("127.0.0.1", 80)
+    return len(await reader.read()) + int(loop.time())
+
+
+assert_type(gmploop.run(main()), int)
+assert_type(gmploop.run(main(), debug=True, poller="epoll"), int)
+assert_type(gmploop.run(main(), loop_factory=gmploop.new_event_loop), int)
+loop = gmploop.new_event_loop(poller="auto", debug=None)
+assert_type(loop, gmploop.Loop)
+base: asyncio.AbstractEventLoop = loop
+assert_type(loop.run_until_complete(main()), int)
+handle: asyncio.TimerHandle = loop.call_later(0.5, print, "text")
+with asyncio.Runner(loop_factory=gmploop.new_event_loop) as runner:
+    runner.run(main())
+gmploop.install(debug=True)
+assert_type(gmploop.poller_name(), str)
+version: str = gmploop.__version__
+if sys.version_info < (3, 14):
+    asyncio.set_event_loop_policy(gmploop.EventLoopPolicy(poller="epoll"))
+
+
+class Mine(gmploop.Loop):
+    def time(self) -> float:
+        return super().time() + 1.0
+"""
+BAD = {
+    "gmploop.run(main)": "arg-type",
+    "gmploop.run(main(), procs=2)": "call-arg",
+    "gmploop.new_event_loop(poller=5)": "arg-type",
+    "gmploop.new_event_loop(epoll=True)": "call-arg",
+    "gmploop.install(debug='yes')": "arg-type",
+    "gmploop.EventLoopPolicy(kind=1)": "call-arg",
+    "gmploop.Loop(poler='epoll')": "call-arg",
+    "gmploop.Loop().call_later('1', print)": "arg-type",
+    "gmploop.Loop().no_such_method()": "attr-defined",
+    "gmploop.nothing": "attr-defined",
+}
+
+
+@pytest.fixture(scope="module")
+def mypy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mypy")
+    # mypy finds an installed package by itself, but not one that is installed editable
+    home = pathlib.Path(gmploop.__file__).parents[1]
+    env = os.environ | ({} if home.name == "site-packages" else {"MYPYPATH": str(home)})
+
+    def check(source, *options):
+        (folder / "program.py").write_text(source)
+        command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", "cache",
+                   "--follow-imports", "silent", *options, "program.py"]
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=110)
+        assert not done.stderr, done.stderr
+        return done.stdout.splitlines()
+
+    return check
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.13", "3.14"])
+def test_a_correct_program_passes(mypy, version):
+    assert mypy(GOOD, "--python-version", version) == []
+
+
+def test_each_mistake_is_found(mypy):
+    source = "import gmploop\nasync def main() -> None: ...\n" + "\n".join(BAD)
+    lines = [line for line in mypy(source) if ": error: " in line]
+    found = {int(line.split(":")[1]): line.rpartition("[")[2].rstrip("]") for line in lines}
+    assert found == dict(enumerate(BAD.values(), start=3))
+
+
+def test_the_stub_of_loop_tells_the_truth():
+    """It takes all of its methods from asyncio's class, and these options."""
+    assert issubclass(gmploop.Loop, asyncio.SelectorEventLoop)
+    for options in {"poller": "auto", "debug": None}, {"poller": "epoll", "debug": True}:
+        gmploop.Loop(**options).close()
