@@ -127,9 +127,15 @@ def warm_up(loop):
 
 
 async def turns(count):
-    """Let the loop make some turns."""
+    """Let the loop make some turns. A loop need not look for input and output in each of them."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def settle():
+    """Let the loop do what input and output there is: with nothing else to do it looks for some."""
+    for _ in range(3):
+        await asyncio.sleep(0.001)
 
 
 async def outcome(awaitable):
