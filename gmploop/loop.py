@@ -7,6 +7,7 @@ replaces what those parts rest on: callbacks, timers, the cycle, `_add_reader` a
 
 import asyncio
 import errno
+import functools
 import os
 import selectors
 import signal
@@ -71,6 +72,12 @@ def _fileno(fd):
     return fd
 
 
+@functools.cache
+def _tune_malloc():
+    if config.tunes_malloc():
+        runtime.keep_freed_memory(config.TRIM_BYTES, config.MMAP_BYTES)
+
+
 class Loop(runtime.LoopCore, _BaseLoop):
     """An asyncio event loop. Every method of asyncio's Unix loop is there and means the same.
 
@@ -80,6 +87,7 @@ class Loop(runtime.LoopCore, _BaseLoop):
     def __init__(self, *, poller="auto", debug=None):
         config.resolve_poller(poller)           # epoll, or an error
         debug = config.resolve_debug(debug)
+        _tune_malloc()
         self._ssock = self._csock = None
         self._outer_wakeup_fd = -1
         super().__init__(_SelectorView())
@@ -340,27 +348,42 @@ class Loop(runtime.LoopCore, _BaseLoop):
             if self._debug:
                 logger.debug("%r got a new connection from %r: %r", server, address, conn)
             conn.setblocking(False)
-            extra = {"peername": address}
+            options = {"extra": {"peername": address}, "server": server}
             if sslcontext:
-                self.create_task(self._accept_connection2(protocol_factory, conn, extra, sslcontext, server,
-                                                          ssl_handshake_timeout, ssl_shutdown_timeout))
-            else:
-                self._accept_plain(protocol_factory, conn, extra, server)
+                options |= {"sslcontext": sslcontext, "server_side": True, "waiter": self.create_future(),
+                            "ssl_handshake_timeout": ssl_handshake_timeout, "ssl_shutdown_timeout": ssl_shutdown_timeout}
+            self._serve_accepted(protocol_factory, conn, **options)
 
-    def _accept_plain(self, protocol_factory, conn, extra, server):
-        protocol = None
+    def _serve_accepted(self, protocol_factory, conn, waiter=None, **options):
+        """Without a task for each connection, as asyncio makes one; what fails is told as there, in debug mode."""
+        protocol = transport = None
         try:
             protocol = protocol_factory()
-            self._make_socket_transport(conn, protocol, extra=extra, server=server)
+            make = self._make_ssl_transport if waiter is not None else self._make_socket_transport
+            transport = make(conn, protocol, waiter=waiter, **options)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
             conn.close()
-            if self._debug:
-                context = {"message": "Error on transport creation for incoming connection", "exception": exc}
-                if protocol is not None:
-                    context["protocol"] = protocol
-                self.call_exception_handler(context)
+            self._accept_failed(exc, protocol, transport)
+        else:
+            if waiter is not None:
+                waiter.add_done_callback(functools.partial(self._handshake_ended, protocol, transport))
+
+    def _handshake_ended(self, protocol, transport, waiter):
+        if waiter.cancelled() or waiter.exception() is None:
+            return
+        transport.close()
+        self._accept_failed(waiter.exception(), protocol, transport)
+
+    def _accept_failed(self, exc, protocol, transport):
+        if self._debug:
+            context = {"message": "Error on transport creation for incoming connection", "exception": exc}
+            if protocol is not None:
+                context["protocol"] = protocol
+            if transport is not None:
+                context["transport"] = transport
+            self.call_exception_handler(context)
 
     def _accept_later(self, exc, protocol_factory, sock, *rest):
         """Out of descriptors or memory: leave the clients in the backlog, say so once, look again in a second."""

@@ -13,6 +13,15 @@ cimport cython
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
 from cpython.object cimport PyObject, Py_LT, Py_LE, Py_EQ, Py_NE, Py_GT, Py_GE
 
+cdef extern from *:
+    """
+    static int gl_in_main_interpreter(void) { return PyInterpreterState_Get() == PyInterpreterState_Main(); }
+    """
+    bint gl_in_main_interpreter()
+
+if not gl_in_main_interpreter():
+    raise ImportError("gmploop runs in the main interpreter only, not in sub-interpreters")
+
 # Injected by gmploop.loop: (callback, args, debug) -> str, and the classes that stock users test against.
 cdef object format_callback = None
 cdef type stock_handle = None

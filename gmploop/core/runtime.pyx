@@ -36,6 +36,21 @@ cdef extern from "pythread.h":
 cdef extern from "atomics.h" nogil:
     void gl_store_relaxed(unsigned long *, unsigned long)
 
+cdef extern from *:
+    """
+    #include <stdlib.h>
+    #if defined(__GLIBC__)
+    #include <malloc.h>
+    static void gl_keep_freed_memory(long trim, long mmap) {
+        mallopt(M_TRIM_THRESHOLD, (int)trim);
+        mallopt(M_MMAP_THRESHOLD, (int)mmap);
+    }
+    #else
+    static void gl_keep_freed_memory(long trim, long mmap) { (void)trim; (void)mmap; }
+    #endif
+    """
+    void gl_keep_freed_memory(long, long)
+
 cdef enum:
     MAX_SKIP = 61               # turns; Go's schedtick interval for looking at the global queue
     DAY_NS = 86400000000000     # asyncio's MAXIMUM_SELECT_TIMEOUT
@@ -52,6 +67,11 @@ def configure(task, future, create_task, plain_socket_type):
     """Set what loops need of asyncio: Task, Future, and BaseEventLoop.create_task for the cases that are not hot."""
     global Task, Future, base_create_task, socket_type
     Task, Future, base_create_task, socket_type = task, future, create_task, plain_socket_type
+
+
+def keep_freed_memory(long trim_bytes, long mmap_bytes):
+    """Let glibc keep up to trim_bytes of freed memory, and map only blocks above mmap_bytes. For the whole process."""
+    gl_keep_freed_memory(trim_bytes, mmap_bytes)
 
 
 cdef class LoopCore(G):
