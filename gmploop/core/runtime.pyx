@@ -387,7 +387,7 @@ cdef class LoopCore(G):
         self.skipped = 0
         if n or delay_ns:
             self.skip = self.empty_polls = 0
-        elif self.skip < MAX_SKIP:
+        elif self.skip < MAX_SKIP and not self.custom_time:     # a clock of its own may run at any speed
             self.empty_polls += 1
             if self.empty_polls > 8:        # a few sleep(0) in a row poll each time, as on stock
                 self.skip = min(self.skip * 2 + 1, <unsigned int>MAX_SKIP)
