@@ -97,6 +97,7 @@ def test_fast_callbacks_are_not_reported(debugging, caplog):
 
 
 def test_slow_callbacks_are_not_reported_outside_debug_mode(loop, caplog):
+    loop.set_debug(False)
     loop.slow_callback_duration = 0.01
     with caplog.at_level(logging.WARNING, "asyncio"):
         loop.run_until_complete(blocking(0.05))
@@ -225,8 +226,9 @@ def test_the_default_handler_logs_message_and_traceback(loop, caplog):
 def test_contexts_of_the_exception_handler(same_as_stock):
     async def scenario(loop):
         contexts = []
+        told = "exception", "handle", "protocol"
         loop.set_exception_handler(lambda own, context: contexts.append((own is loop, sorted(context), {
-            key: type(value).__name__ for key, value in context.items() if key in ("exception", "handle", "protocol")})))
+            key: type(value).__name__ for key, value in context.items() if key in told})))
 
         class Raising(Recorder):
             def data_received(self, data):
