@@ -191,7 +191,8 @@ class Folder:
 for what, options in {"text": {"text": True}, "universal newlines": {"universal_newlines": True},
                       "an encoding": {"encoding": "utf-8"}, "errors": {"errors": "strict"}, "a shell": {"shell": True},
                       "a buffer size": {"bufsize": 1}, "an unknown option": {"nothing": 1},
-                      "a bad folder": {"cwd": "/no/such"}, "a bad stdin": {"stdin": "x"}, "a bad environment": {"env": 5}}.items():
+                      "a bad folder": {"cwd": "/no/such"}, "a bad stdin": {"stdin": "x"},
+                      "a bad environment": {"env": 5}}.items():
     ROWS[f"subprocess_exec with {what}"] = lambda r, o=options: spawned(r.loop.subprocess_exec(S, "true", **o))
     ROWS[f"subprocess_shell with {what}"] = lambda r, o=options: spawned(r.loop.subprocess_shell(S, "true", **o))
 ROWS |= {
