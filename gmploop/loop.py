@@ -253,7 +253,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
             return number
 
     def _ensure_fd_no_transport(self, fd):
-        user = runtime.transport_of(self, self._number(fd))
+        number = self._number(fd)
+        user = runtime.transport_of(self, number) if number < 1 << 31 else None
         if user is not None:
             raise RuntimeError(f"File descriptor {fd!r} is used by transport {user!r}")
 
@@ -262,14 +263,20 @@ class Loop(runtime.LoopCore, _BaseLoop):
         return fdwatch.add_io(self, self.poller, _fileno(fd), False, callback, args, fd, context)
 
     def _remove_reader(self, fd):
-        return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), False)
+        return self._remove_io(fd, False)
 
     def _add_writer(self, fd, callback, *args, context=None):
         self._check_closed()
         return fdwatch.add_io(self, self.poller, _fileno(fd), True, callback, args, fd, context)
 
     def _remove_writer(self, fd):
-        return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), True)
+        return self._remove_io(fd, True)
+
+    def _remove_io(self, fd, writing):
+        if self._closed:
+            return False
+        number = self._number(fd)
+        return number < 1 << 31 and fdwatch.remove_io(self, self.poller, number, writing)
 
     # -- sockets
 
