@@ -52,12 +52,20 @@ class _SelectorView:
         pass
 
 
+_base_create_task = base_events.BaseEventLoop.create_task
+if (3, 12) <= sys.version_info < (3, 13, 1):
+    def _base_create_task(loop, coro, **options):
+        """asyncio's race for the first connection breaks there if its tasks start eagerly (python/cpython#124309)."""
+        if getattr(coro, "__qualname__", None) == "staggered_race.<locals>.run_one_coro":
+            return tasks.Task(coro, loop=loop)
+        return base_events.BaseEventLoop.create_task(loop, coro, **options)
+
 handle.configure(_format_callback, events.Handle, events.TimerHandle, getattr(events, "_ThreadSafeHandle", None))
 transport.configure(trsock.TransportSocket, logger)
 stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
 datagram.configure(transports.DatagramTransport)
 fdwatch.configure(ssl.SSLSocket, socket.socket)
-runtime.configure(tasks, futures, base_events.BaseEventLoop.create_task, socket.socket)
+runtime.configure(tasks, futures, _base_create_task, socket.socket)
 
 
 def _fileno(fd):
