@@ -222,6 +222,39 @@ def test_cancels_from_other_threads_while_the_loop_runs(way, debug):
     """) == "survived\n"
 
 
+@pytest.mark.parametrize("batch", [10, 50])
+def test_a_cancel_that_meets_the_moment_in_which_the_handle_runs(batch):
+    """Both let go of what the handle held: who takes it must be decided once."""
+    assert child_output("gmploop", f"""
+        sys.setswitchinterval(1e-5)
+        loop, handles, argument = new_loop(), [], {{}}
+        end = time.monotonic() + 1
+        callback = type("Callback", (), {{"__call__": lambda self, argument: None}})()
+        references = sys.getrefcount(callback), sys.getrefcount(argument)
+
+        def fill():
+            handles[:] = [loop.call_soon(callback, argument) for _ in range({batch})]
+            loop.call_soon(fill) if time.monotonic() < end else loop.stop()
+
+        def cancel(order):
+            while time.monotonic() < end:
+                for handle in order(handles):
+                    handle.cancel()
+        threads = [threading.Thread(target=cancel, args=(order,)) for order in (iter, reversed)]
+        loop.call_soon(fill)
+        for thread in threads:
+            thread.start()
+        loop.run_forever()
+        for thread in threads:
+            thread.join()
+        handles.clear()
+        loop.run_until_complete(asyncio.sleep(0))
+        assert references == (sys.getrefcount(callback), sys.getrefcount(argument))
+        loop.close()
+        print("survived")
+    """) == "survived\n"
+
+
 def test_a_far_timer_cancelled_from_another_thread_does_not_fire(loop):
     fired = []
     handle = loop.call_later(0.05, fired.append, "cancelled")
