@@ -5,6 +5,7 @@ An option given in code wins over the environment, which wins over the default.
 | option | takes | default | environment | why this default |
 |---|---|---|---|---|
 | poller | "auto", "epoll" | "auto" | GMPLOOP_POLLER | "auto" is the fastest there is on this machine |
+| malloc | | tuned | GMPLOOP_MALLOC="tuned" or "system" | see tunes_malloc() |
 | debug | None, True, False | None | GMPLOOP_DEBUG="asyncio=1" | None is asyncio's rule: PYTHONASYNCIODEBUG and -X dev |
 """
 
@@ -58,3 +59,21 @@ def parse_debug(text: str) -> dict[str, bool]:
             raise ValueError(f"GMPLOOP_DEBUG: {key} takes {_one_of(DEBUG_KEYS[key])}, not {value!r}")
         settings[key] = DEBUG_KEYS[key][value]
     return settings
+
+
+TRIM_BYTES = 32 << 20  # freed memory that stays with the process: 100 messages of 100 KB three times over; guessed
+MMAP_BYTES = 4 << 20  # blocks from here on are mapped and unmapped one by one; above the 1 MB messages measured
+
+
+def tunes_malloc() -> bool:
+    """Whether the first loop sets the two figures above by mallopt(), for the whole process.
+
+    With glibc's own figures a server of 100 KB messages gives memory back and takes it again for each of them: by
+    streams that costs a third of its CPU time. Not done when GMPLOOP_MALLOC=system, or when the environment sets
+    glibc's malloc itself. Raises ValueError for another value of GMPLOOP_MALLOC.
+    """
+    value = os.environ.get("GMPLOOP_MALLOC") or "tuned"
+    if value not in ("tuned", "system"):
+        raise ValueError(f"GMPLOOP_MALLOC takes 'tuned' or 'system', not {value!r}")
+    set_outside = "malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(name.startswith("MALLOC_") for name in os.environ)
+    return value == "tuned" and not set_outside

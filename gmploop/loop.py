@@ -7,6 +7,7 @@ replaces what those parts rest on: callbacks, timers, the cycle, `_add_reader` a
 
 import asyncio
 import errno
+import functools
 import os
 import selectors
 import signal
@@ -51,12 +52,12 @@ class _SelectorView:
         pass
 
 
-handle.configure(_format_callback, events.Handle, events.TimerHandle)
+handle.configure(_format_callback, events.Handle, events.TimerHandle, getattr(events, "_ThreadSafeHandle", None))
 transport.configure(trsock.TransportSocket, logger)
 stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
 datagram.configure(transports.DatagramTransport)
 fdwatch.configure(ssl.SSLSocket, socket.socket)
-runtime.configure(tasks.Task, futures.Future, base_events.BaseEventLoop.create_task, socket.socket)
+runtime.configure(tasks, futures, base_events.BaseEventLoop.create_task, socket.socket)
 
 
 def _fileno(fd):
@@ -71,6 +72,12 @@ def _fileno(fd):
     return fd
 
 
+@functools.cache
+def _tune_malloc():
+    if config.tunes_malloc():
+        runtime.keep_freed_memory(config.TRIM_BYTES, config.MMAP_BYTES)
+
+
 class Loop(runtime.LoopCore, _BaseLoop):
     """An asyncio event loop. Every method of asyncio's Unix loop is there and means the same.
 
@@ -80,6 +87,7 @@ class Loop(runtime.LoopCore, _BaseLoop):
     def __init__(self, *, poller="auto", debug=None):
         config.resolve_poller(poller)           # epoll, or an error
         debug = config.resolve_debug(debug)
+        _tune_malloc()
         self._ssock = self._csock = None
         self._outer_wakeup_fd = -1
         super().__init__(_SelectorView())
@@ -100,6 +108,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
         """Run until stop() is called."""
         self._check_closed()
         self._check_running()
+        if self._csock is not None and self._forked():
+            self._remake_self_pipe()
         wakeup = self._take_wakeup_fd()
         try:
             super().run_forever()
@@ -113,9 +123,11 @@ class Loop(runtime.LoopCore, _BaseLoop):
             raise RuntimeError("Cannot close a running event loop")
         if self._closed:
             return
-        super().close()
-        self._close_core()
-        self._internal_fds -= 1
+        try:
+            super().close()
+        finally:
+            self._close_core()
+            self._internal_fds -= 1
 
     def _make_self_pipe(self):
         """Called by asyncio's constructor. The pair is for signals only, so it is made when they are first wanted."""
@@ -123,6 +135,11 @@ class Loop(runtime.LoopCore, _BaseLoop):
     def _ensure_self_pipe(self):
         if self._csock is None:
             super()._make_self_pipe()
+
+    def _remake_self_pipe(self):
+        """In a child: the parent reads from the pair that both have."""
+        super()._close_self_pipe()
+        super()._make_self_pipe()
 
     def _close_self_pipe(self):
         if self._csock is not None:
@@ -148,7 +165,10 @@ class Loop(runtime.LoopCore, _BaseLoop):
             outer = -1
         if outer == -1 and self._signal_handlers:
             return                      # as stock: handlers stay set between two runs
-        current = signal.set_wakeup_fd(outer)
+        try:
+            current = signal.set_wakeup_fd(outer)
+        except (OSError, ValueError):       # closed by its owner during the run
+            current = signal.set_wakeup_fd(-1)
         if current not in (mine, -1):
             signal.set_wakeup_fd(current)       # somebody else's by now
 
@@ -196,6 +216,11 @@ class Loop(runtime.LoopCore, _BaseLoop):
             context["source_traceback"] = trace
         self.call_exception_handler(context)
 
+    def _event_error(self, watch, exc):
+        """A transport's callback failed where asyncio too lets the exception handler know and goes on."""
+        self.call_exception_handler({"message": f"Exception in callback of {watch!r}", "exception": exc,
+                                     "transport": watch, "protocol": getattr(watch, "_protocol", None)})
+
     def _check_call(self, method, callback):
         self._check_thread()
         self._check_callback(callback, method)
@@ -232,16 +257,16 @@ class Loop(runtime.LoopCore, _BaseLoop):
         if user is not None:
             raise RuntimeError(f"File descriptor {fd!r} is used by transport {user!r}")
 
-    def _add_reader(self, fd, callback, *args):
+    def _add_reader(self, fd, callback, *args, context=None):
         self._check_closed()
-        return fdwatch.add_io(self, self.poller, _fileno(fd), False, callback, args, fd)
+        return fdwatch.add_io(self, self.poller, _fileno(fd), False, callback, args, fd, context)
 
     def _remove_reader(self, fd):
         return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), False)
 
-    def _add_writer(self, fd, callback, *args):
+    def _add_writer(self, fd, callback, *args, context=None):
         self._check_closed()
-        return fdwatch.add_io(self, self.poller, _fileno(fd), True, callback, args, fd)
+        return fdwatch.add_io(self, self.poller, _fileno(fd), True, callback, args, fd, context)
 
     def _remove_writer(self, fd):
         return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), True)
@@ -272,17 +297,17 @@ class Loop(runtime.LoopCore, _BaseLoop):
 
     # -- transports
 
-    def _make_socket_transport(self, sock, protocol, waiter=None, *, extra=None, server=None):
+    def _make_socket_transport(self, sock, protocol, waiter=None, *, extra=None, server=None, context=None):
         self._ensure_fd_no_transport(sock)
         base_events._set_nodelay(sock)
-        return stream.SocketTransport(self, self.poller, sock, protocol, waiter, extra, server)
+        return stream.SocketTransport(self, self.poller, sock, protocol, waiter, extra, server, context)
 
     def _make_ssl_transport(self, rawsock, protocol, sslcontext, waiter=None, *, server_side=False,
-                            server_hostname=None, extra=None, server=None, **timeouts):
+                            server_hostname=None, extra=None, server=None, context=None, **timeouts):
         self._ensure_fd_no_transport(rawsock)
         ssl_protocol = transports.SSLProtocol(self, protocol, sslcontext, waiter, server_side, server_hostname,
                                               **timeouts)
-        self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server)
+        self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server, context=context)
         return ssl_protocol._app_transport
 
     async def start_tls(self, transport, protocol, sslcontext, **options):
@@ -301,8 +326,9 @@ class Loop(runtime.LoopCore, _BaseLoop):
     def _make_write_pipe_transport(self, pipe, protocol, waiter=None, extra=None):
         return transports.WritePipeTransport(self, pipe, protocol, waiter, extra)
 
-    def _child_watcher_callback(self, pid, returncode, transp):
-        self.call_soon_threadsafe(transports.process_exited, transp, returncode)
+    if sys.version_info < (3, 14):
+        def _child_watcher_callback(self, pid, returncode, transp):
+            self.call_soon_threadsafe(transports.process_exited, transp, returncode)
 
     def _make_datagram_transport(self, sock, protocol, address=None, waiter=None, extra=None):
         self._ensure_fd_no_transport(sock)
@@ -325,42 +351,66 @@ class Loop(runtime.LoopCore, _BaseLoop):
 
     def _accept_connection(self, protocol_factory, sock, sslcontext=None, server=None, backlog=100,
                            ssl_handshake_timeout=constants.SSL_HANDSHAKE_TIMEOUT,
-                           ssl_shutdown_timeout=constants.SSL_SHUTDOWN_TIMEOUT):
-        for _ in range(backlog):
+                           ssl_shutdown_timeout=constants.SSL_SHUTDOWN_TIMEOUT, context=None):
+        # context: since Python 3.15; each connection gets a copy of it. Earlier Pythons neither give nor take it.
+        more = () if context is None else (context,)
+        for _ in range(backlog + 1):
             try:
                 conn, address = sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except ConnectionAbortedError:
+                continue
+            except (BlockingIOError, InterruptedError):
                 return
             except OSError as exc:
                 if exc.errno not in _OUT_OF_RESOURCES:
                     raise
                 self._accept_later(exc, protocol_factory, sock, sslcontext, server, backlog, ssl_handshake_timeout,
-                                   ssl_shutdown_timeout)
+                                   ssl_shutdown_timeout, *more)
                 return
             if self._debug:
                 logger.debug("%r got a new connection from %r: %r", server, address, conn)
             conn.setblocking(False)
-            extra = {"peername": address}
+            options = {"extra": {"peername": address}, "server": server}
             if sslcontext:
-                self.create_task(self._accept_connection2(protocol_factory, conn, extra, sslcontext, server,
-                                                          ssl_handshake_timeout, ssl_shutdown_timeout))
+                options |= {"sslcontext": sslcontext, "server_side": True, "waiter": self.create_future(),
+                            "ssl_handshake_timeout": ssl_handshake_timeout,
+                            "ssl_shutdown_timeout": ssl_shutdown_timeout}
+            if context is None:
+                self._serve_accepted(protocol_factory, conn, **options)
             else:
-                self._accept_plain(protocol_factory, conn, extra, server)
+                own = context.copy()
+                own.run(self._serve_accepted, protocol_factory, conn, context=own, **options)
 
-    def _accept_plain(self, protocol_factory, conn, extra, server):
-        protocol = None
+    def _serve_accepted(self, protocol_factory, conn, waiter=None, **options):
+        """Without a task for each connection, as asyncio makes one; what fails is told as there, in debug mode."""
+        protocol = transport = None
         try:
             protocol = protocol_factory()
-            self._make_socket_transport(conn, protocol, extra=extra, server=server)
+            make = self._make_ssl_transport if waiter is not None else self._make_socket_transport
+            transport = make(conn, protocol, waiter=waiter, **options)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
             conn.close()
-            if self._debug:
-                context = {"message": "Error on transport creation for incoming connection", "exception": exc}
-                if protocol is not None:
-                    context["protocol"] = protocol
-                self.call_exception_handler(context)
+            self._accept_failed(exc, protocol, transport)
+        else:
+            if waiter is not None:
+                waiter.add_done_callback(functools.partial(self._handshake_ended, protocol, transport))
+
+    def _handshake_ended(self, protocol, transport, waiter):
+        if waiter.cancelled() or waiter.exception() is None:
+            return
+        transport.close()
+        self._accept_failed(waiter.exception(), protocol, transport)
+
+    def _accept_failed(self, exc, protocol, transport):
+        if self._debug:
+            context = {"message": "Error on transport creation for incoming connection", "exception": exc}
+            if protocol is not None:
+                context["protocol"] = protocol
+            if transport is not None:
+                context["transport"] = transport
+            self.call_exception_handler(context)
 
     def _accept_later(self, exc, protocol_factory, sock, *rest):
         """Out of descriptors or memory: leave the clients in the backlog, say so once, look again in a second."""

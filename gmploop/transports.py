@@ -47,7 +47,12 @@ class WritePipeTransport(unix_events._UnixWritePipeTransport):
 
 
 class SSLProtocol(sslproto.SSLProtocol):
-    """Views of any format are written whole."""
+    """Views of any format are written whole; a server's failed handshake leaves no cycle through its traceback."""
+
+    def _on_handshake_complete(self, handshake_exc):
+        super()._on_handshake_complete(handshake_exc)
+        if isinstance(handshake_exc, BaseException) and self._server_side:
+            handshake_exc.__traceback__ = None
 
     def _write_appdata(self, list_of_data):
         super()._write_appdata([as_bytes(data) for data in list_of_data])
