@@ -455,6 +455,7 @@ def test_a_loop_that_goes_on_in_the_child_handles_its_own_signals_only():
         if not pid:
             status = 1
             try:
+                loop.run_until_complete(asyncio.sleep(0.001))
                 for _ in range(20):
                     os.kill(os.getpid(), signal.SIGUSR1)
                     loop.run_until_complete(asyncio.sleep(0.002))
@@ -466,6 +467,31 @@ def test_a_loop_that_goes_on_in_the_child_handles_its_own_signals_only():
         print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), "parent", seen)
         loop.close()
     """) == "child 20 parent []\n"
+
+
+def test_a_signal_to_the_child_before_its_loop_runs_is_not_taken_for_the_parent_s():
+    assert child_output("gmploop", """
+        import warnings
+        warnings.simplefilter("ignore")
+        loop = new_loop()
+        seen = []
+        loop.add_signal_handler(signal.SIGUSR1, seen.append, "handled")
+        loop.run_until_complete(asyncio.sleep(0.001))
+        pid = os.fork()
+        if not pid:
+            try:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                loop.close()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        loop.run_until_complete(asyncio.sleep(0.005))
+        print(seen)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        loop.run_until_complete(asyncio.sleep(0.005))
+        print(seen)
+        loop.close()
+    """) == "[]\n['handled']\n"
 
 
 # -- multiprocessing
