@@ -455,7 +455,7 @@ def test_a_loop_that_goes_on_in_the_child_handles_its_own_signals_only():
         if not pid:
             status = 1
             try:
-                loop.run_until_complete(asyncio.sleep(0.001))
+                loop.run_until_complete(asyncio.sleep(0))   # asyncio unsets the wakeup fd in every child
                 for _ in range(20):
                     os.kill(os.getpid(), signal.SIGUSR1)
                     loop.run_until_complete(asyncio.sleep(0.002))

@@ -329,23 +329,6 @@ def test_a_transport_s_number_may_be_used_again_at_once(run, loop):
     run(main())
 
 
-def test_a_file_put_under_a_used_socket_s_number_gets_its_own_events(run, loop):
-    """os.dup2() onto a socket that sock_*() calls were made with."""
-    async def main():
-        near, far = unix_pair()
-        await bounded(asyncio.gather(loop.sock_recv(near, 9), loop.sock_sendall(far, b"x")), 5)
-        await bounded(asyncio.gather(loop.sock_recv(near, 9), asyncio.sleep(0), loop.sock_sendall(far, b"x")), 5)
-        other, other_far = unix_pair()
-        os.dup2(other.fileno(), near.fileno())
-        receiving = asyncio.ensure_future(loop.sock_recv(near, 9))
-        await turns(3)
-        other_far.send(b"new file")
-        assert await bounded(receiving, 1) == b"new file"
-        for sock in (near, far, other, other_far):
-            sock.close()
-    run(main())
-
-
 # -- two loops on one descriptor
 
 def run_both(factory, body):
