@@ -112,6 +112,7 @@ static void stress_round(struct pollfd *fds) {
         CHECK(read(wakefd, &count, 8) == 8);
         gl_g_cas(&state, G_IDLE, G_RUNNABLE);
         gl_g_set(&state, G_RUNNING);
+        gl_fence_seq_cst();
     }
     for (int i = 0; i < POSTERS; i++) pthread_join(threads[i], NULL);
     CHECK(!inbox && taken[0] == POSTS && taken[1] == POSTS);
