@@ -15,6 +15,7 @@ import socket
 import ssl
 import sys
 import threading
+import weakref
 from asyncio import (base_events, constants, events, format_helpers, futures, protocols, tasks, trsock, unix_events)
 from asyncio.log import logger
 
@@ -36,6 +37,20 @@ def _format_callback(callback, args, debug):
     return format_helpers._format_callback_source(callback, args)
 
 
+if sys.version_info < (3, 12):          # asyncio does so itself from there on, for every wakeup fd
+    _with_self_pipe = weakref.WeakSet()
+
+    def _forget_wakeup_fd():
+        """A signal to a child must not be told to the parent, whose pair of sockets the child has too."""
+        current = signal.set_wakeup_fd(-1)
+        if current not in [loop._csock.fileno() for loop in _with_self_pipe if loop._csock is not None]:
+            signal.set_wakeup_fd(current)
+
+    os.register_at_fork(after_in_child=_forget_wakeup_fd)
+else:
+    _with_self_pipe = None
+
+
 class _SelectorView:
     """The poller as asyncio's cold parts look at it: as a selector that tells what is watched."""
 
@@ -52,12 +67,23 @@ class _SelectorView:
         pass
 
 
+_base_create_task = base_events.BaseEventLoop.create_task
+if (3, 12) <= sys.version_info < (3, 13, 1):
+    def _base_create_task(loop, coro, **options):
+        """asyncio's race for the first connection breaks there if its tasks start eagerly (python/cpython#124309)."""
+        if getattr(coro, "__qualname__", None) == "staggered_race.<locals>.run_one_coro":
+            return tasks.Task(coro, loop=loop)
+        task = base_events.BaseEventLoop.create_task(loop, coro, **options)
+        if getattr(task, "_source_traceback", None):
+            del task._source_traceback[-1]      # this function
+        return task
+
 handle.configure(_format_callback, events.Handle, events.TimerHandle, getattr(events, "_ThreadSafeHandle", None))
 transport.configure(trsock.TransportSocket, logger)
 stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
 datagram.configure(transports.DatagramTransport)
 fdwatch.configure(ssl.SSLSocket, socket.socket)
-runtime.configure(tasks, futures, base_events.BaseEventLoop.create_task, socket.socket)
+runtime.configure(tasks, futures, _base_create_task, socket.socket)
 
 
 def _fileno(fd):
@@ -108,6 +134,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
         """Run until stop() is called."""
         self._check_closed()
         self._check_running()
+        if self._csock is not None and self._forked():
+            self._remake_self_pipe()
         wakeup = self._take_wakeup_fd()
         try:
             super().run_forever()
@@ -121,9 +149,11 @@ class Loop(runtime.LoopCore, _BaseLoop):
             raise RuntimeError("Cannot close a running event loop")
         if self._closed:
             return
-        super().close()
-        self._close_core()
-        self._internal_fds -= 1
+        try:
+            super().close()
+        finally:
+            self._close_core()
+            self._internal_fds -= 1
 
     def _make_self_pipe(self):
         """Called by asyncio's constructor. The pair is for signals only, so it is made when they are first wanted."""
@@ -131,6 +161,13 @@ class Loop(runtime.LoopCore, _BaseLoop):
     def _ensure_self_pipe(self):
         if self._csock is None:
             super()._make_self_pipe()
+            if _with_self_pipe is not None:
+                _with_self_pipe.add(self)
+
+    def _remake_self_pipe(self):
+        """In a child: the parent reads from the pair that both have."""
+        super()._close_self_pipe()
+        super()._make_self_pipe()
 
     def _close_self_pipe(self):
         if self._csock is not None:
@@ -156,7 +193,10 @@ class Loop(runtime.LoopCore, _BaseLoop):
             outer = -1
         if outer == -1 and self._signal_handlers:
             return                      # as stock: handlers stay set between two runs
-        current = signal.set_wakeup_fd(outer)
+        try:
+            current = signal.set_wakeup_fd(outer)
+        except (OSError, ValueError):       # closed by its owner during the run
+            current = signal.set_wakeup_fd(-1)
         if current not in (mine, -1):
             signal.set_wakeup_fd(current)       # somebody else's by now
 
@@ -204,6 +244,11 @@ class Loop(runtime.LoopCore, _BaseLoop):
             context["source_traceback"] = trace
         self.call_exception_handler(context)
 
+    def _event_error(self, watch, exc):
+        """A transport's callback failed where asyncio too lets the exception handler know and goes on."""
+        self.call_exception_handler({"message": f"Exception in callback of {watch!r}", "exception": exc,
+                                     "transport": watch, "protocol": getattr(watch, "_protocol", None)})
+
     def _check_call(self, method, callback):
         self._check_thread()
         self._check_callback(callback, method)
@@ -236,7 +281,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
             return number
 
     def _ensure_fd_no_transport(self, fd):
-        user = runtime.transport_of(self, self._number(fd))
+        number = self._number(fd)
+        user = runtime.transport_of(self, number) if number < 1 << 31 else None
         if user is not None:
             raise RuntimeError(f"File descriptor {fd!r} is used by transport {user!r}")
 
@@ -245,14 +291,20 @@ class Loop(runtime.LoopCore, _BaseLoop):
         return fdwatch.add_io(self, self.poller, _fileno(fd), False, callback, args, fd, context)
 
     def _remove_reader(self, fd):
-        return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), False)
+        return self._remove_io(fd, False)
 
     def _add_writer(self, fd, callback, *args, context=None):
         self._check_closed()
         return fdwatch.add_io(self, self.poller, _fileno(fd), True, callback, args, fd, context)
 
     def _remove_writer(self, fd):
-        return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), True)
+        return self._remove_io(fd, True)
+
+    def _remove_io(self, fd, writing):
+        if self._closed:
+            return False
+        number = self._number(fd)
+        return number < 1 << 31 and fdwatch.remove_io(self, self.poller, number, writing)
 
     # -- sockets
 
