@@ -36,6 +36,8 @@ static inline int kqueue(void) { errno = ENOSYS; return -1; }
 #endif
 #ifndef EVFILT_USER
 #define EVFILT_USER 2
+#endif
+#ifndef NOTE_TRIGGER
 #define NOTE_TRIGGER 0
 #endif
 

@@ -18,10 +18,10 @@ cdef extern from *:
     #include <unistd.h>
     /* epoll_pwait2 (Linux 5.11) takes nanoseconds; without it waits are rounded up to milliseconds. */
     static int gl_epoll_wait(int epfd, struct epoll_event *ev, int n, long long delay_ns) {
-        static int have_pwait2 = 1;
         if (delay_ns <= 0)
             return epoll_wait(epfd, ev, n, delay_ns < 0 ? -1 : 0);
     #ifdef SYS_epoll_pwait2
+        static int have_pwait2 = 1;
         if (__atomic_load_n(&have_pwait2, __ATOMIC_RELAXED)) {
             struct timespec t = { delay_ns / 1000000000, delay_ns % 1000000000 };
             int r = (int)syscall(SYS_epoll_pwait2, epfd, ev, n, &t, NULL, 0);
