@@ -52,12 +52,12 @@ class _SelectorView:
         pass
 
 
-handle.configure(_format_callback, events.Handle, events.TimerHandle)
+handle.configure(_format_callback, events.Handle, events.TimerHandle, getattr(events, "_ThreadSafeHandle", None))
 transport.configure(trsock.TransportSocket, logger)
 stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
 datagram.configure(transports.DatagramTransport)
 fdwatch.configure(ssl.SSLSocket, socket.socket)
-runtime.configure(tasks.Task, futures.Future, base_events.BaseEventLoop.create_task, socket.socket)
+runtime.configure(tasks, futures, base_events.BaseEventLoop.create_task, socket.socket)
 
 
 def _fileno(fd):
@@ -240,16 +240,16 @@ class Loop(runtime.LoopCore, _BaseLoop):
         if user is not None:
             raise RuntimeError(f"File descriptor {fd!r} is used by transport {user!r}")
 
-    def _add_reader(self, fd, callback, *args):
+    def _add_reader(self, fd, callback, *args, context=None):
         self._check_closed()
-        return fdwatch.add_io(self, self.poller, _fileno(fd), False, callback, args, fd)
+        return fdwatch.add_io(self, self.poller, _fileno(fd), False, callback, args, fd, context)
 
     def _remove_reader(self, fd):
         return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), False)
 
-    def _add_writer(self, fd, callback, *args):
+    def _add_writer(self, fd, callback, *args, context=None):
         self._check_closed()
-        return fdwatch.add_io(self, self.poller, _fileno(fd), True, callback, args, fd)
+        return fdwatch.add_io(self, self.poller, _fileno(fd), True, callback, args, fd, context)
 
     def _remove_writer(self, fd):
         return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), True)
@@ -280,17 +280,17 @@ class Loop(runtime.LoopCore, _BaseLoop):
 
     # -- transports
 
-    def _make_socket_transport(self, sock, protocol, waiter=None, *, extra=None, server=None):
+    def _make_socket_transport(self, sock, protocol, waiter=None, *, extra=None, server=None, context=None):
         self._ensure_fd_no_transport(sock)
         base_events._set_nodelay(sock)
-        return stream.SocketTransport(self, self.poller, sock, protocol, waiter, extra, server)
+        return stream.SocketTransport(self, self.poller, sock, protocol, waiter, extra, server, context)
 
     def _make_ssl_transport(self, rawsock, protocol, sslcontext, waiter=None, *, server_side=False,
-                            server_hostname=None, extra=None, server=None, **timeouts):
+                            server_hostname=None, extra=None, server=None, context=None, **timeouts):
         self._ensure_fd_no_transport(rawsock)
         ssl_protocol = transports.SSLProtocol(self, protocol, sslcontext, waiter, server_side, server_hostname,
                                               **timeouts)
-        self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server)
+        self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server, context=context)
         return ssl_protocol._app_transport
 
     async def start_tls(self, transport, protocol, sslcontext, **options):
@@ -309,8 +309,9 @@ class Loop(runtime.LoopCore, _BaseLoop):
     def _make_write_pipe_transport(self, pipe, protocol, waiter=None, extra=None):
         return transports.WritePipeTransport(self, pipe, protocol, waiter, extra)
 
-    def _child_watcher_callback(self, pid, returncode, transp):
-        self.call_soon_threadsafe(transports.process_exited, transp, returncode)
+    if sys.version_info < (3, 14):
+        def _child_watcher_callback(self, pid, returncode, transp):
+            self.call_soon_threadsafe(transports.process_exited, transp, returncode)
 
     def _make_datagram_transport(self, sock, protocol, address=None, waiter=None, extra=None):
         self._ensure_fd_no_transport(sock)
@@ -333,17 +334,21 @@ class Loop(runtime.LoopCore, _BaseLoop):
 
     def _accept_connection(self, protocol_factory, sock, sslcontext=None, server=None, backlog=100,
                            ssl_handshake_timeout=constants.SSL_HANDSHAKE_TIMEOUT,
-                           ssl_shutdown_timeout=constants.SSL_SHUTDOWN_TIMEOUT):
-        for _ in range(backlog):
+                           ssl_shutdown_timeout=constants.SSL_SHUTDOWN_TIMEOUT, context=None):
+        # context: since Python 3.15; each connection gets a copy of it. Earlier Pythons neither give nor take it.
+        more = () if context is None else (context,)
+        for _ in range(backlog + 1):
             try:
                 conn, address = sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except ConnectionAbortedError:
+                continue
+            except (BlockingIOError, InterruptedError):
                 return
             except OSError as exc:
                 if exc.errno not in _OUT_OF_RESOURCES:
                     raise
                 self._accept_later(exc, protocol_factory, sock, sslcontext, server, backlog, ssl_handshake_timeout,
-                                   ssl_shutdown_timeout)
+                                   ssl_shutdown_timeout, *more)
                 return
             if self._debug:
                 logger.debug("%r got a new connection from %r: %r", server, address, conn)
@@ -351,8 +356,13 @@ class Loop(runtime.LoopCore, _BaseLoop):
             options = {"extra": {"peername": address}, "server": server}
             if sslcontext:
                 options |= {"sslcontext": sslcontext, "server_side": True, "waiter": self.create_future(),
-                            "ssl_handshake_timeout": ssl_handshake_timeout, "ssl_shutdown_timeout": ssl_shutdown_timeout}
-            self._serve_accepted(protocol_factory, conn, **options)
+                            "ssl_handshake_timeout": ssl_handshake_timeout,
+                            "ssl_shutdown_timeout": ssl_shutdown_timeout}
+            if context is None:
+                self._serve_accepted(protocol_factory, conn, **options)
+            else:
+                own = context.copy()
+                own.run(self._serve_accepted, protocol_factory, conn, context=own, **options)
 
     def _serve_accepted(self, protocol_factory, conn, waiter=None, **options):
         """Without a task for each connection, as asyncio makes one; what fails is told as there, in debug mode."""

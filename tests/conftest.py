@@ -17,7 +17,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "stock_fault(reason, *ranges, **params): asyncio's own loop may fail this test, "
                             "with these parameters, on Pythons since <= version < until for one of the (since, until), "
                             "or on all; gmploop must not")
-    config.addinivalue_line("markers", "leaves(reason): no look at descriptors and threads after this test")
+    config.addinivalue_line("markers", "gmploop_only: what stock does here is not specified, so it is not tested")
     config.stash[BODY_FAILED] = set()
 
 
@@ -30,6 +30,8 @@ def pytest_generate_tests(metafunc):
         unknown = set(kinds) - set(support.LOOPS)
         if unknown:
             raise pytest.UsageError(f"--loops takes {', '.join(support.LOOPS)}, not {', '.join(sorted(unknown))}")
+        if metafunc.definition.get_closest_marker("gmploop_only"):
+            kinds = [kind for kind in kinds if kind == "gmploop"]
         metafunc.parametrize("loop_kind", kinds, indirect=True, scope="function")
 
 
@@ -76,11 +78,11 @@ def errors():
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(request, warm, errors, body_failed):
+def nothing_left(warm, errors, body_failed):
     """After each test: no descriptor, no thread and no unexpected report of an error."""
     fds, threads = support.open_fds(), support.threads()
     yield
-    if body_failed() or request.node.get_closest_marker("leaves"):
+    if body_failed():
         return
     unexpected, errors[:] = list(errors), ()
     assert not unexpected, "the exception handler was called"

@@ -54,9 +54,13 @@ def threads():
     return found
 
 
-def leftovers(look, before, timeout=3):
+#: Seconds that what a test has left gets to go away.
+PATIENCE = 3
+
+
+def leftovers(look, before):
     """What `look()` has more than `before`, once it has had time to go away."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + PATIENCE
     while left := look() - before:
         gc.collect()
         if time.monotonic() > deadline:
@@ -69,10 +73,6 @@ def inode(fd):
     """What a descriptor refers to: equal for two calls if nobody closed and reused the number between them."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
-
-
-def cpu_seconds():
-    return time.process_time()
 
 
 def wait_until(predicate, timeout=5):
@@ -127,9 +127,15 @@ def warm_up(loop):
 
 
 async def turns(count):
-    """Let the loop make some turns."""
+    """Let the loop make some turns. A loop need not look for input and output in each of them."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def settle():
+    """Let the loop do what input and output there is: with nothing else to do it looks for some."""
+    for _ in range(3):
+        await asyncio.sleep(0.001)
 
 
 async def outcome(awaitable):

@@ -22,7 +22,6 @@ from gmploop.core.poller cimport (
     Poller, uint32_t, EV_IN, EV_OUT, EV_ERR, EV_HUP, EV_START, EV_LEVEL, RBUF)
 
 cdef extern from "Python.h":
-    object PyContext_CopyCurrent()
     int PyContext_Enter(object) except -1
     int PyContext_Exit(object) except -1
     object PyObject_CallMethodObjArgs(object, object, ...)
@@ -84,7 +83,7 @@ cdef class DatagramTransport(Transport):
     def __init__(self, G loop not None, Poller poller not None, sock, protocol, address=None, waiter=None, extra=None):
         self.address = address
         self.queue = deque()
-        self.setup(loop, poller, sock, protocol, waiter, extra, None)
+        self.setup(loop, poller, sock, protocol, waiter, extra, None, None)
         self.connected = bool(self.extra["peername"])
 
     @property
@@ -222,7 +221,7 @@ cdef class DatagramTransport(Transport):
         if not self.queue and self.send_one(data, addr):
             return
         if not self.wsize:
-            self.wcontext = PyContext_CopyCurrent()
+            self.buffering_begins()
         self.queue.append((bytes(data), addr))
         self.wsize += len(self.queue[-1][0]) + HEADER
         self.rewatch()

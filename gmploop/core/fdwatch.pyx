@@ -60,8 +60,9 @@ def configure(ssl_socket_type, plain_socket_type):
 @cython.final
 cdef class IOHandle:
     """What add_reader/add_writer set. cancel() keeps it from being called."""
-    def __init__(self, callback, args):
-        self.callback, self.args, self.context = callback, args, PyContext_CopyCurrent()
+    def __init__(self, callback, args, context=None):
+        self.callback, self.args = callback, args
+        self.context = PyContext_CopyCurrent() if context is None else context
 
     def cancel(self):
         self.cancelled_ = True
@@ -185,11 +186,12 @@ def find_closed(Poller poller not None, fileobj):
     return -1
 
 
-def add_io(G g not None, Poller poller not None, int fd, bint writing, callback, tuple args, fileobj=None):
+def add_io(G g not None, Poller poller not None, int fd, bint writing, callback, tuple args, fileobj=None,
+           context=None):
     """Set the callback of one direction; returns its handle. The former one is cancelled."""
     cdef FdWatch w = plain_watch(g, poller, fd, True)
     w.fileobj = fileobj
-    cdef IOHandle handle = IOHandle(callback, args)
+    cdef IOHandle handle = IOHandle(callback, args, context)
     cdef IOHandle old = w.writer if writing else w.reader
     if writing:
         w.writer = handle
@@ -232,7 +234,7 @@ cpdef enum SockKind:
     OP_RECV = 0
     OP_RECV_INTO = 1
     OP_SENDALL = 2
-    OP_CALL_READ = 3        # fn(*args), fn a callable or a method's name, until it does not block, waiting for the socket to be readable
+    OP_CALL_READ = 3        # fn(*args), fn a callable or a method's name, until it does not block; waits for readable
     OP_CALL_WRITE = 4       # the same, writable
     OP_SENDALL_BY_CALL = 5  # fn is "send"
 

@@ -19,7 +19,7 @@ cimport cython
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF, PyTypeObject
 from cpython.object cimport PyObject
 from gmploop.core.handle cimport (
-    make_handle, CANCELLED, FOREIGN, GL_FREE_THREADED, gl_world_mine, gl_load_relaxed, gl_lock, gl_unlock,
+    make_handle, CANCELLED, THREADSAFE, RUNNING, cancel_waits, gl_fetch_or_acq_rel, gl_fetch_and_acq_rel,
     gl_timers_push, gl_timers_remove, gl_timers_free)
 
 cdef extern from "Python.h":
@@ -37,6 +37,9 @@ cdef extern from "Python.h":
     ctypedef struct SlotsOfType "PyTypeObject":
         traverseproc tp_traverse
         inquiry tp_clear
+
+cdef extern from "pythread.h":
+    unsigned long PyThread_get_thread_ident()
 
 cdef extern from "atomics.h" nogil:
     void *gl_exchange_acq_rel(PyObject **, PyObject *)
@@ -150,7 +153,6 @@ cdef class G:
         """Hand a handle over from a thread that does not run this world; wakes it if it sleeps."""
         cdef PyObject *head
         h.w = &self.w
-        h.flags |= FOREIGN
         Py_INCREF(h)
         while True:                         # release: pairs with the exchange in drain_inbox
             head = load_head(&self.inbox)
@@ -212,6 +214,12 @@ cdef class G:
         if h.flags & CANCELLED or h.callback == NULL:
             h.drop()
             return 0
+        if h.flags & THREADSAFE and cancel_waits():
+            h.next = <PyObject *><size_t>PyThread_get_thread_ident()
+            if gl_fetch_or_acq_rel(&h.flags, RUNNING) & CANCELLED:
+                gl_fetch_and_acq_rel(&h.flags, ~RUNNING)
+                h.drop()
+                return 0
         cb, args, ctx = h.callback, h.args, h.context
         h.callback = h.args = h.context = NULL
         try:
@@ -223,8 +231,11 @@ cdef class G:
                     raise
                 self._callback_error(h, exc)
             finally:
+                gl_fetch_and_acq_rel(&h.flags, ~RUNNING)
                 h.drop()
             return 0
+        if h.flags & RUNNING:
+            gl_fetch_and_acq_rel(&h.flags, ~RUNNING)
         Py_DECREF(<object>cb)
         Py_DECREF(<object>args)
         Py_DECREF(<object>ctx)

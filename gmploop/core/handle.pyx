@@ -19,6 +19,12 @@ cdef extern from *:
     """
     bint gl_in_main_interpreter()
 
+cdef extern from "pythread.h":
+    unsigned long PyThread_get_thread_ident()
+
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int)
+
 if not gl_in_main_interpreter():
     raise ImportError("gmploop runs in the main interpreter only, not in sub-interpreters")
 
@@ -26,12 +32,22 @@ if not gl_in_main_interpreter():
 cdef object format_callback = None
 cdef type stock_handle = None
 cdef type stock_timer_handle = None
+cdef type stock_threadsafe_handle = None
 
 
-def configure(formatter, handle_type, timer_handle_type):
-    """Set what handles need of asyncio: the formatter of callbacks and the types that isinstance() should answer."""
-    global format_callback, stock_handle, stock_timer_handle
+def configure(formatter, handle_type, timer_handle_type, threadsafe_handle_type):
+    """Set what handles need of asyncio: the formatter of callbacks and the types that isinstance() should answer.
+
+    With a type for thread-safe handles (Python 3.14 on), cancel() and cancelled() of those wait, as there, until a
+    callback that another thread is running has ended.
+    """
+    global format_callback, stock_handle, stock_timer_handle, stock_threadsafe_handle
     format_callback, stock_handle, stock_timer_handle = formatter, handle_type, timer_handle_type
+    stock_threadsafe_handle = threadsafe_handle_type
+
+
+cdef bint cancel_waits():
+    return stock_threadsafe_handle is not None
 
 
 @cython.no_gc
@@ -44,6 +60,8 @@ cdef class Handle:
 
     @property
     def __class__(self):
+        if self.flags & THREADSAFE and stock_threadsafe_handle is not None:
+            return stock_threadsafe_handle
         return stock_handle if stock_handle is not None else Handle
 
     cdef int drop(self) except -1:
@@ -62,12 +80,19 @@ cdef class Handle:
         if w != NULL and w.debug:
             self.cancelled_repr = repr(self)
         if gl_fetch_or_acq_rel(&self.flags, CANCELLED) & CANCELLED:
-            return 0
+            return self.wait_while_running()
         if not GL_FREE_THREADED or w == NULL or gl_world_mine(w):
             self.unqueue()
             self.drop()
         elif gl_load_relaxed(&w.owner) == 0:
             self.cancel_idle(w)
+        return self.wait_while_running()
+
+    cdef int wait_while_running(self) except -1:
+        """Either the runner sees CANCELLED after it has set RUNNING and skips the callback, or it is seen here."""
+        while load_flags(&self.flags) & RUNNING and <size_t>self.next != PyThread_get_thread_ident():
+            with nogil:
+                usleep(50)
         return 0
 
     cdef int unqueue(self) except -1:
@@ -95,6 +120,7 @@ cdef class Handle:
 
     def cancelled(self):
         """Whether cancel() was called."""
+        self.wait_while_running()
         return self.flags & CANCELLED != 0
 
     def get_context(self):

@@ -15,7 +15,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
 from libc.math cimport isnan, INFINITY
 from gmploop.core.handle cimport (
-    Handle, TimerHandle, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
+    Handle, TimerHandle, THREADSAFE, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
     GL_TICKS_LITTLE, gl_lock, gl_unlock)
 from gmploop.core.g cimport (
     gl_ring_len, gl_ring_pop, gl_g_cas, gl_g_set, gl_g_clear_notified, G_IDLE, G_RUNNABLE,
@@ -55,17 +55,19 @@ cdef enum:
     DAY_NS = 86400000000000     # asyncio's MAXIMUM_SELECT_TIMEOUT
 
 # Injected by gmploop.loop.
-cdef object Task = None
-cdef object Future = None
+cdef dict tasks_names = None
+cdef dict futures_names = None
 cdef object base_create_task = None
-cdef int OP_RECV = 0, OP_RECV_INTO = 1, OP_SENDALL = 2, OP_CALL_READ = 3, OP_CALL_WRITE = 4, OP_SENDALL_BY_CALL = 5
 cdef type socket_type = None
+cdef int OP_RECV = 0, OP_RECV_INTO = 1, OP_SENDALL = 2, OP_CALL_READ = 3, OP_CALL_WRITE = 4, OP_SENDALL_BY_CALL = 5
 
 
-def configure(task, future, create_task, plain_socket_type):
-    """Set what loops need of asyncio: Task, Future, and BaseEventLoop.create_task for the cases that are not hot."""
-    global Task, Future, base_create_task, socket_type
-    Task, Future, base_create_task, socket_type = task, future, create_task, plain_socket_type
+def configure(tasks_module, futures_module, create_task, plain_socket_type):
+    """Set what loops need of asyncio: its modules of Task and Future, and BaseEventLoop.create_task for the cases that
+    are not hot."""
+    global tasks_names, futures_names, base_create_task, socket_type
+    tasks_names, futures_names = vars(tasks_module), vars(futures_module)
+    base_create_task, socket_type = create_task, plain_socket_type
 
 
 def keep_freed_memory(long trim_bytes, long mmap_bytes):
@@ -208,16 +210,14 @@ cdef class LoopCore(G):
             self._check_callback(callback, "call_soon_threadsafe")
         if context is None:
             context = PyContext_CopyCurrent()
-        if gl_world_mine(&self.w):
-            h = self.enqueue(callback, args, context)
-        else:
-            h = make_handle(callback, args, context)
-            if self.w.debug:
-                self._note_source(h)
-            self.post(h)
-            return h
+        h = make_handle(callback, args, context)
+        h.flags = THREADSAFE
         if self.w.debug:
             self._note_source(h)
+        if gl_world_mine(&self.w):
+            self.push_handle(h)
+        else:
+            self.post(h)
         return h
 
     def call_later(self, delay, callback, *args, context=None):
@@ -399,25 +399,27 @@ cdef class LoopCore(G):
             self.take_due(self.clock())
         return 0
 
-    # -- futures and tasks
+    # -- futures and tasks. The types are looked up where asyncio has them, as asyncio does.
 
     def create_future(self):
         """A future of this loop."""
-        return Future(loop=self)
+        return PyObject_Call(futures_names["Future"], (), self.task_kwargs)
 
     cdef object new_future(self):
-        return PyObject_Call(Future, (), self.task_kwargs)
+        return PyObject_Call(futures_names["Future"], (), self.task_kwargs)
 
     def create_task(self, coro, *, name=None, context=None, **kwargs):
         """Run a coroutine as a task of this loop."""
-        if self._task_factory is not None or self.w.debug or context is not None or kwargs:
-            if kwargs:
-                return base_create_task(self, coro, name=name, context=context, **kwargs)
-            return base_create_task(self, coro, name=name, context=context)
-        self.check_open()
-        if name is None:
-            return PyObject_Call(Task, (coro,), self.task_kwargs)
-        return Task(coro, loop=self, name=name)
+        if self._task_factory is None and not self.w.debug and context is None and not kwargs:
+            self.check_open()
+            if name is None:
+                return PyObject_Call(tasks_names["Task"], (coro,), self.task_kwargs)
+            return tasks_names["Task"](coro, loop=self, name=name)
+        if name is not None:
+            kwargs["name"] = name
+        if context is not None:
+            kwargs["context"] = context
+        return base_create_task(self, coro, **kwargs)
 
     # -- sock_*()
 

@@ -22,7 +22,6 @@ from gmploop.core.g cimport G, gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_a
 from gmploop.core.poller cimport Poller, uint32_t, EV_IN, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, EV_AGAIN, RBUF
 
 cdef extern from "Python.h":
-    object PyContext_CopyCurrent()
     int PyContext_Enter(object) except -1
     int PyContext_Exit(object) except -1
     object PyObject_CallMethodOneArg(object, object, object)
@@ -79,8 +78,9 @@ cdef class SocketTransport(Transport):
     """A stream socket's transport. Methods are asyncio.Transport's; from the thread that runs its loop, but for
     close() and abort(), which may come from any thread."""
 
-    def __init__(self, G loop not None, Poller poller not None, sock, protocol, waiter=None, extra=None, server=None):
-        self.setup(loop, poller, sock, protocol, waiter, extra, server)
+    def __init__(self, G loop not None, Poller poller not None, sock, protocol, waiter=None, extra=None, server=None,
+                 context=None):
+        self.setup(loop, poller, sock, protocol, waiter, extra, server, context)
 
     @property
     def __class__(self):
@@ -338,7 +338,7 @@ cdef class SocketTransport(Transport):
         """Append data[offset:] (in bytes) to the buffer."""
         cdef bytes chunk
         if self.wsize == 0:
-            self.wcontext = PyContext_CopyCurrent()
+            self.buffering_begins()
         if PyBytes_CheckExact(data):
             if gl_ring_len(&self.wbuf) == 0:
                 chunk, self.woff = data, offset

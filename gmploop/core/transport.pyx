@@ -9,7 +9,8 @@ Threads. All methods are for the thread that runs the loop, or for any while nob
 come from elsewhere and are forwarded; get_extra_info() answers anywhere; the rest raises RuntimeError.
 
 Contexts. Reads run in a copy of the context in which the transport was made, whoever resumes reading; what is sent
-later, and resume_writing, in a copy of the one in which buffering began.
+later, and resume_writing, in a copy of the one in which buffering began. A context that was given (Python 3.15) is
+used for all of it, as it is.
 """
 cimport cython
 import sys
@@ -56,7 +57,7 @@ def configure(transport_socket, log):
 cdef class Transport(Watch):
     """A socket's transport; see the subclasses."""
 
-    cdef int setup(self, G loop, Poller poller, sock, protocol, waiter, extra, server) except -1:
+    cdef int setup(self, G loop, Poller poller, sock, protocol, waiter, extra, server, context) except -1:
         self.fd = sock.fileno()
         self.g = loop
         gl_no_sigpipe(self.fd)
@@ -70,7 +71,8 @@ cdef class Transport(Watch):
                 self.extra["peername"] = None
         self.server = server
         self.high, self.low = HIGH_WATER, HIGH_WATER // 4
-        self.context = PyContext_CopyCurrent()
+        self.given_context = context is not None
+        self.context = context if self.given_context else PyContext_CopyCurrent()
         self.use_protocol(protocol)
         poller.attach(self)
         if server is not None:
@@ -124,7 +126,7 @@ cdef class Transport(Watch):
     cdef int start(self) except -1:
         """connection_made, then reading begins, then whoever made the transport is told: stock's order."""
         waiter, self.waiter = self.waiter, None
-        context = self.context.copy()
+        context = self.context if self.given_context else self.context.copy()
         try:
             context.run(self.protocol.connection_made, self)
         except (SystemExit, KeyboardInterrupt):
@@ -158,6 +160,14 @@ cdef class Transport(Watch):
             self.ended()
         return 0
 
+    cdef int lose_soon(self, object exc) except -1:
+        self.g.call_soon(self._call_connection_lost, exc, context=self.context if self.given_context else None)
+        return 0
+
+    cdef int buffering_begins(self) except -1:
+        self.wcontext = self.context if self.given_context else PyContext_CopyCurrent()
+        return 0
+
     def _call_connection_lost(self, exc):
         self.call_lost(exc)
 
@@ -176,7 +186,7 @@ cdef class Transport(Watch):
         self.clear_buffer()
         self.closing = True
         self.conn_lost += 1
-        self.g.call_soon(self._call_connection_lost, exc)
+        self.lose_soon(exc)
         return 0
 
     def _force_close(self, exc):
@@ -204,7 +214,7 @@ cdef class Transport(Watch):
         self.closing = True
         if not self.wsize:
             self.conn_lost += 1
-            self.g.call_soon(self._call_connection_lost, None)
+            self.lose_soon(None)
 
     def abort(self):
         """Drop what is buffered and call connection_lost(None) soon. From any thread."""

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from support import (LOOPS, Recorder, child, finish, inode, outcome, result_of, tcp_pair, turns, unanswering_listener,
+from support import (LOOPS, Recorder, child, finish, inode, outcome, result_of, tcp_pair, settle, turns, unanswering_listener,
                      unix_pair)
 
 pytestmark = pytest.mark.timeout(60)
@@ -83,10 +83,10 @@ def test_a_cancelled_connection_closes_its_own_descriptor_only(run, tls, way, st
         await turns(steps)
         task.cancel()
         made = await outcome_with_cancel(task)
-        await turns(4)
+        await settle()
         if made is not None:  # it was too late to cancel: what has been made must work and close
             made[1].close() if way == "open_connection" else made[0].abort()
-            await turns(4)
+            await settle()
         elif steps == 0 and sock.fileno() != -1:  # never begun: the socket is still ours, and whole
             assert (sock.fileno(), inode(number)) == (number, own)
             sock.close()
@@ -95,7 +95,7 @@ def test_a_cancelled_connection_closes_its_own_descriptor_only(run, tls, way, st
             sock.close()
             del sock, made
             gc.collect()
-            await turns(3)
+            await settle()
             check()
         far.close()
     run(main())
@@ -241,7 +241,7 @@ def test_a_server_s_socket_is_closed_once(run, fresh_pipes_survive):
         server = await loop.create_server(asyncio.Protocol, sock=sock)
         server.close()
         server.close()
-        await turns(3)
+        await settle()
         sock.close()
         await server.wait_closed()
     run(main())
@@ -436,16 +436,16 @@ def test_two_numbers_of_one_socket_are_watched_apart(run, loop):
             loop.add_reader(near, seen.append, "near")
             loop.add_reader(twin, seen.append, "twin")
             far.send(b"x")
-            await turns(3)
+            await settle()
             assert set(seen) == {"near", "twin"}
             loop.remove_reader(near)
             seen.clear()
-            await turns(3)
+            await settle()
             assert set(seen) == {"twin"}
             loop.remove_reader(twin)
             os.close(twin)
             seen.clear()
-            await turns(3)
+            await settle()
             assert not seen
     run(main())
 
