@@ -1,0 +1,576 @@
+"""The contract of core/poller.pyx, as users of a loop see it, on each poller that this build has.
+
+kqueue is tested on Linux against libkqueue, with like_bsd.c preloaded. What still differs from a real kqueue:
+- A filter holds a copy of its descriptor for EVFILT_WRITE: see kqueue.h.
+- It rounds timeouts down to milliseconds, so that the loop looks a second time.
+- It has a thread of its own, which Python warns of at fork().
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+
+import gmploop
+import pytest
+from gmploop import config
+
+from support import Recorder, child_output, link, reset, result_of, set_up, tcp_pair, turns, unix_pair
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.gmploop_only]
+
+
+def why_missing(name):
+    """Why this build has no such poller, or None."""
+    try:
+        gmploop.new_event_loop(poller=name).close()
+    except OSError as exc:
+        return str(exc)
+
+
+MISSING = {name: why_missing(name) for name in config.POLLERS[1:]}
+
+
+@pytest.fixture(params=[name for name, why in MISSING.items() if why is None])
+def poller(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def chosen(poller, monkeypatch):
+    """By the environment, so that child processes use it too."""
+    monkeypatch.setenv("GMPLOOP_POLLER", poller)
+
+
+def test_the_poller_that_was_asked_for_runs(poller, loop):
+    assert gmploop.poller_name() == loop.poller.name == poller
+
+
+def test_auto_is_the_system_s_own(monkeypatch):
+    monkeypatch.delenv("GMPLOOP_POLLER")
+    assert gmploop.poller_name() == ("epoll" if sys.platform == "linux" else "kqueue")
+    with contextlib.closing(gmploop.new_event_loop()) as loop:
+        assert loop.poller.name == gmploop.poller_name()
+
+
+def test_a_poller_that_cannot_be_had_says_why():
+    for name, why in MISSING.items():
+        if why is not None:
+            with pytest.raises(OSError, match=f"{name} is|no {name}|{name} has no"):
+                gmploop.new_event_loop(poller=name)
+
+
+# -- readers and writers: level-triggered
+
+def test_a_reader_is_called_as_long_as_there_is_something_to_read(run, loop):
+    async def main():
+        near, far = unix_pair()
+        with near, far:
+            seen = []
+            loop.add_reader(near, lambda: seen.append(near.recv(1)))
+            far.send(b"abc")
+            await turns(20)
+            assert seen == [b"a", b"b", b"c"]
+            loop.remove_reader(near)
+            far.send(b"d")
+            await turns(20)
+            assert len(seen) == 3
+            loop.add_reader(near, lambda: seen.append(near.recv(1)))
+            await turns(20)
+            assert seen[3:] == [b"d"]
+            loop.remove_reader(near)
+    run(main())
+
+
+def fill(sock):
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.send(bytes(65536))
+
+
+def drain(sock):
+    with contextlib.suppress(BlockingIOError):
+        while sock.recv(65536):
+            pass
+
+
+@pytest.mark.parametrize("pair", [tcp_pair, unix_pair])
+def test_a_writer_is_called_as_long_as_the_socket_takes_more(run, loop, pair):
+    async def main():
+        near, far = pair()
+        with near, far:
+            calls = []
+            loop.add_writer(near, calls.append, 1)
+            await turns(20)
+            assert len(calls) >= 10
+            fill(near)
+            await turns(20)     # what was told before
+            calls.clear()
+            await turns(20)
+            assert not calls
+            writable = asyncio.Event()
+            loop.add_writer(near, writable.set)
+            drain(far)
+            await writable.wait()
+            loop.remove_writer(near)
+    run(main())
+
+
+def test_both_directions_of_a_descriptor_come_and_go_apart(run, loop):
+    async def main():
+        near, far = unix_pair()
+        with near, far:
+            seen = []
+            for first, second in ("reader", "writer"), ("writer", "reader"):
+                far.send(b"x")
+                for side in first, second:
+                    getattr(loop, f"add_{side}")(near, seen.append, side)
+                await turns(10)
+                assert set(seen) == {"reader", "writer"}
+                getattr(loop, f"remove_{first}")(near)
+                seen.clear()
+                await turns(10)
+                assert set(seen) == {second}
+                getattr(loop, f"remove_{second}")(near)
+                seen.clear()
+                await turns(10)
+                assert not seen
+    run(main())
+
+
+def test_a_reader_is_told_of_the_end_and_a_writer_of_a_closed_pipe(run, loop):
+    async def main():
+        for close, side in (1, "reader"), (0, "writer"):
+            ends = os.pipe()
+            os.set_blocking(ends[1], False)
+            if side == "writer":
+                with contextlib.suppress(BlockingIOError):
+                    while os.write(ends[1], bytes(65536)):
+                        pass
+            told = asyncio.Event()
+            getattr(loop, f"add_{side}")(ends[1 - close], told.set)
+            await turns(5)
+            assert not told.is_set()
+            os.close(ends[close])
+            await told.wait()
+            getattr(loop, f"remove_{side}")(ends[1 - close])
+            os.close(ends[1 - close])
+    run(main())
+
+
+# -- transports and sock_*(): edge-triggered
+
+def test_what_comes_while_reading_is_paused_is_read_later(run, loop):
+    async def main():
+        async with link("tcp") as (near, far):
+            for n in range(1, 4):
+                far.transport.pause_reading()
+                near.transport.write(b"x" * 1000)
+                await turns(10)
+                assert len(far.data) == 1000 * (n - 1)
+                far.transport.resume_reading()
+                await far.received(1000 * n)
+    run(main())
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_data_and_end_that_come_while_reading_is_paused(run, loop, kind):
+    size = 1 << 20          # several reads
+
+    async def main():
+        async with link(kind) as (near, far):
+            far.eof_keeps_open = True
+            far.transport.pause_reading()
+            near.transport.write(bytes(size))
+            near.transport.write_eof()
+            await turns(20)
+            assert not far.count("eof")
+            far.transport.resume_reading()
+            await far.until(lambda: far.count("eof"))
+            assert len(far.data) == size
+            far.transport.write(b"the other direction lives")
+            await near.received(25)
+    run(main())
+
+
+def test_an_end_without_data_that_comes_while_reading_is_paused(run, loop):
+    async def main():
+        async with link("tcp") as (near, far):
+            near.transport.write(b"x")
+            await far.received(1)
+            far.transport.pause_reading()
+            near.transport.close()
+            await near.lost
+            await turns(10)
+            assert not far.count("eof")
+            far.transport.resume_reading()
+            assert await far.lost is None
+            assert far.events[-2:] == ["eof", "lost"]
+    run(main())
+
+
+def test_large_writes_in_both_directions_at_once(run, loop):
+    size = 5_000_000
+
+    async def main():
+        async with link("tcp") as (near, far):
+            for end in near, far:
+                end.eof_keeps_open = True
+                end.transport.write(bytes(size))
+                end.transport.write_eof()
+            for end in near, far:
+                await end.until(lambda: end.count("eof") and end.count("resume"))
+                assert len(end.data) == size
+    run(main())
+
+
+def test_sock_calls_wait_for_each_edge(run, loop):
+    async def main():
+        near, far = tcp_pair()
+        with near, far:
+            for n in range(20):
+                waiting = loop.create_task(loop.sock_recv(near, 100))
+                await turns(3)
+                if n % 3 == 2:
+                    waiting.cancel()
+                    await asyncio.wait([waiting])
+                far.send(b"x" * 10)
+                assert await (waiting if n % 3 != 2 else loop.sock_recv(near, 4)) == b"x" * (10 if n % 3 != 2 else 4)
+                if n % 3 == 2:
+                    assert await loop.sock_recv(near, 100) == b"x" * 6
+            sending = loop.create_task(loop.sock_sendall(near, bytes(3_000_000)))
+            got = 0
+            while got < 3_000_000:
+                got += len(await loop.sock_recv(far, 65536))
+            await sending
+    run(main())
+
+
+@pytest.mark.parametrize("way", ["accept", "recvfrom"])
+def test_calls_that_may_leave_something_are_told_again(run, loop, way):
+    async def main():
+        if way == "accept":
+            with set_up(socket.create_server(("127.0.0.1", 0))) as server:
+                for _ in range(5):
+                    first = loop.create_task(loop.sock_accept(server))
+                    await turns(3)
+                    clients = [socket.create_connection(server.getsockname()) for _ in range(3)]
+                    for accepted in await first, await loop.sock_accept(server), await loop.sock_accept(server):
+                        accepted[0].close()
+                    for client in clients:
+                        client.close()
+        else:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as near:
+                near.bind(("127.0.0.1", 0))
+                near.setblocking(False)
+                for _ in range(5):
+                    first = loop.create_task(loop.sock_recvfrom(near, 10))
+                    await turns(3)
+                    for text in b"1", b"2", b"3":
+                        near.sendto(text, near.getsockname())
+                    assert [(await first)[0], *[(await loop.sock_recvfrom(near, 10))[0] for _ in "23"]] == \
+                        [b"1", b"2", b"3"]
+    run(main())
+
+
+def test_datagrams_that_come_while_reading_is_paused(run, loop):
+    async def main():
+        transport, end = await loop.create_datagram_endpoint(Recorder, ("127.0.0.1", 0))
+        address = transport.get_extra_info("sockname")
+        for n in range(1, 4):
+            transport.pause_reading()
+            for _ in range(20):
+                transport.sendto(b"x", address)
+            await turns(10)
+            assert len(end.data) == 20 * (n - 1)
+            transport.resume_reading()
+            await end.received(20 * n)
+        transport.close()
+        await end.lost
+    run(main())
+
+
+# -- errors
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_reset_ends_the_transport_with_the_error(run, loop, paused):
+    async def main():
+        near, far = tcp_pair()
+        transport, end = await loop.create_connection(Recorder, sock=near)
+        if paused:
+            transport.pause_reading()
+        reset(far)
+        await turns(10)
+        assert end.lost.done() is not paused
+        transport.resume_reading()
+        assert type(await end.lost) is ConnectionResetError
+    run(main())
+
+
+def test_a_reset_ends_calls_that_wait_in_either_direction(run, loop):
+    async def main():
+        for call in "recv", "send":
+            near, far = tcp_pair()
+            with near:
+                if call == "send":
+                    fill(near)
+                waiting = loop.create_task(loop.sock_recv(near, 10) if call == "recv" else loop.sock_sendall(near, b"x"))
+                await turns(5)
+                assert not waiting.done()
+                reset(far)
+                with pytest.raises((ConnectionResetError, BrokenPipeError)):
+                    await waiting
+    run(main())
+
+
+def test_a_refused_connection_is_an_error(run, loop):
+    async def main():
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = server.getsockname()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*address)
+        transport, end = await loop.create_datagram_endpoint(Recorder, remote_addr=address)
+        transport.sendto(b"x")
+        await end.until(lambda: end.count("error"))
+        transport.close()
+        await end.lost
+    run(main())
+
+
+def test_a_pipe_whose_reader_went_away_ends_the_transport(run, loop):
+    async def main():
+        source, sink = os.pipe()
+        transport, end = await loop.connect_write_pipe(Recorder, open(sink, "wb", 0))
+        transport.write(b"x")
+        os.close(source)
+        assert type(await end.lost) in (BrokenPipeError, type(None))
+    run(main())
+
+
+# -- waking, waiting, signals
+
+def test_threads_wake_a_loop_that_waits(run, loop):
+    """Each waits for its callback before the next, so that the loop goes to sleep between them again and again."""
+    async def main():
+        seen = [[] for _ in range(4)]
+
+        def post(n):
+            for i in range(200):
+                done = threading.Event()
+                loop.call_soon_threadsafe(lambda: (seen[n].append(i), done.set()))
+                assert done.wait(10), "a wake-up was lost"
+        await asyncio.gather(*[asyncio.to_thread(post, n) for n in range(4)])
+        assert seen == [list(range(200))] * 4
+    run(main())
+
+
+def test_a_timer_ends_the_wait_and_never_early(run, loop):
+    async def main():
+        for delay in 0.0002, 0.0015, 0.0123, 0.2:
+            fired = loop.create_future()
+            start, cpu = time.monotonic(), time.process_time()
+            loop.call_later(delay, lambda: fired.set_result(time.monotonic() - start))
+            assert await fired >= delay
+        assert time.process_time() - cpu < 0.1, "it did not sleep"
+    run(main())
+
+
+def test_signals_in_the_middle_of_everything(run, loop):
+    """A storm of them while data flows; and one that finds the loop waiting for ever."""
+    seen = []
+    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+
+    async def main():
+        async with link("tcp") as (near, far):
+            signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+            for n in range(1, 101):
+                near.transport.write(bytes(100_000))
+                await far.received(n * 100_000)
+                await asyncio.sleep(0.001)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        assert len(seen) > 20
+
+    def stop(*_):
+        seen.append("stop")
+        loop.stop()
+    try:
+        run(main())
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        loop.run_forever()
+        assert seen[-1] == "stop"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# -- numbers that are used again
+
+def test_an_event_of_a_closed_descriptor_does_not_reach_the_next_owner(run, loop):
+    """Both are ready in one poll; the first callback closes the other and gives its number to a silent socket."""
+    async def main():
+        silent, silent_far = unix_pair()
+        wrong = []
+
+        def take_over(mine, other):
+            loop.remove_reader(mine)
+            loop.remove_reader(other)
+            number = other.fileno()
+            other.close()
+            os.dup2(silent.fileno(), number)
+            taken.append(number)
+            loop.add_reader(number, wrong.append, number)
+        for _ in range(20):
+            taken = []
+            (one, one_far), (two, two_far) = unix_pair(), unix_pair()
+            loop.add_reader(one, take_over, one, two)
+            loop.add_reader(two, take_over, two, one)
+            one_far.send(b"x")
+            two_far.send(b"x")
+            await turns(5)
+            assert len(taken) == 1 and not wrong
+            loop.remove_reader(taken[0])
+            os.close(taken[0])
+            for sock in one, two, one_far, two_far:
+                sock.close()
+        silent.close()
+        silent_far.close()
+    run(main())
+
+
+def test_a_number_closed_behind_the_back_is_taken_over_by_a_transport(run, loop):
+    async def main():
+        near, far = tcp_pair()
+        waiting = loop.create_task(loop.sock_recv(near, 10))
+        await turns(3)
+        number = near.fileno()
+        os.close(near.detach())
+        waiting.cancel()
+        async with link("unix") as (one, two):
+            assert number in (one.transport.get_extra_info("socket").fileno(),
+                              two.transport.get_extra_info("socket").fileno())
+            for n in range(1, 4):
+                one.transport.write(b"x")
+                two.transport.write(b"x")
+                await one.received(n)
+                await two.received(n)
+        far.close()
+    run(main())
+
+
+def test_a_descriptor_may_change_its_owner_and_its_trigger(run, loop):
+    """The same open socket: first edge-triggered for sock_recv, then level-triggered for a reader, and back."""
+    async def main():
+        near, far = unix_pair()
+        far.send(b"x" * 10)
+        await loop.sock_recv(near, 5)
+        await loop.sock_recv(near, 5)
+        waiting = loop.create_task(loop.sock_recv(near, 5))
+        await turns(3)
+        waiting.cancel()
+        other = socket.socket(fileno=near.detach())
+        seen = []
+        loop.add_reader(other, lambda: seen.append(other.recv(1)))
+        far.send(b"abc")
+        await turns(20)
+        assert seen == [b"a", b"b", b"c"]
+        loop.remove_reader(other)
+        far.send(b"def")
+        assert await loop.sock_recv(other, 10) == b"def"
+        waiting = loop.create_task(loop.sock_recv(other, 10))
+        await turns(3)
+        far.send(b"ghi")
+        assert await waiting == b"ghi"
+        other.close()
+        far.close()
+    run(main())
+
+
+def test_a_thousand_descriptors_at_once(run, loop):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 4000:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4000), hard))
+
+    async def main():
+        pipes = [os.pipe() for _ in range(1000)]
+        seen = [0] * 1000
+        for n, (source, _) in enumerate(pipes):
+            def read(n=n, source=source):
+                os.read(source, 1)
+                seen[n] += 1
+            loop.add_reader(source, read)
+        for repeat in 1, 2:
+            for _, sink in pipes:
+                os.write(sink, b"x")
+            while sum(seen) < 1000 * repeat:
+                await asyncio.sleep(0)
+            assert seen == [repeat] * 1000
+        for source, sink in pipes:
+            assert loop.remove_reader(source)
+            os.close(source)
+            os.close(sink)
+    run(main())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# -- close and fork
+
+def test_a_wake_up_that_meets_close_touches_no_other_descriptor(loop_factory):
+    """A thread posts to a loop while it is closed and its numbers are given to pipes: nothing is written to them."""
+    for _ in range(50):
+        loop = loop_factory()
+        go = threading.Event()
+
+        def post():
+            go.set()
+            while result_of(loop.call_soon_threadsafe, int) is not RuntimeError:
+                loop._write_to_self()
+            for _ in range(20):
+                loop._write_to_self()
+        thread = threading.Thread(target=post)
+        thread.start()
+        go.wait()
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        loop.close()
+        loop.close()
+        ends = [end for _ in range(4) for end in os.pipe()]
+        thread.join(10)
+        for source in ends[::2]:
+            os.set_blocking(source, False)
+            with pytest.raises(BlockingIOError):
+                os.read(source, 1)
+        for end in ends:
+            os.close(end)
+
+
+def test_a_loop_goes_on_in_a_forked_child_with_what_it_watched():
+    output = child_output("gmploop", """
+        loop = new_loop()
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        seen = []
+        loop.add_reader(near, lambda: (seen.append(near.recv(9)), loop.stop()))
+        loop.run_until_complete(asyncio.sleep(0.001))
+        child = os.fork()
+        loop.call_later(5, loop.stop)
+        if not child:
+            far.send(b"y")
+        if child:
+            status = os.waitpid(child, 0)[1]    # the child has emptied the socket, which is theirs both
+            far.send(b"x")
+        loop.run_forever()
+        loop.call_soon_threadsafe(loop.stop)
+        loop.run_forever()
+        loop.remove_reader(near)
+        loop.close()
+        if not child:
+            os._exit(not seen)
+        print("child", os.waitstatus_to_exitcode(status), seen)
+    """, options=["-W", "ignore::DeprecationWarning"])
+    assert output == "child 0 [b'x']\n"
