@@ -17,6 +17,7 @@
     defined(__DragonFly__) || defined(GMPLOOP_HAVE_LIBKQUEUE)
 #include <sys/types.h>
 #include <sys/event.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #ifdef EVFILT_USER
 static const char *const gl_kq_missing = NULL;
@@ -51,8 +52,8 @@ typedef struct {
 
 #ifdef GMPLOOP_HAVE_LIBKQUEUE
 /* What libkqueue 2.3.1 lacks.
- * - A descriptor has one filter only; the second EV_ADD fails. So EVFILT_WRITE watches a copy of the descriptor: a
- *   connection that is closed behind the poller's back stays open as long as its watch.
+ * - A descriptor has one filter only; the second EV_ADD fails. So EVFILT_WRITE watches a copy of the descriptor. A
+ *   connection that is closed behind the poller's back stays open until the next wait.
  * - EV_ADD of a filter that exists fails, also of one whose descriptor was closed. So it is deleted first.
  * - What fails says EFAULT for a descriptor that is closed, and for a device, which it cannot watch.
  */
@@ -67,6 +68,15 @@ static inline void gl_kq_forget(gl_kq *kq, int fd, int filter) {
         close(copy);
         kq->twins[fd].copy = kq->twins[copy].original = 0;
     }
+}
+
+/* Drop the copies whose originals were closed. */
+static inline void gl_kq_look_after_copies(gl_kq *kq) {
+    struct stat a, b;
+    for (int fd = 0; fd < kq->ntwins; fd++)
+        if (kq->twins[fd].copy && fstat(kq->twins[fd].copy - 1, &b) == 0 &&
+            (fstat(fd, &a) < 0 || a.st_ino != b.st_ino || a.st_dev != b.st_dev))
+            gl_kq_forget(kq, fd, EVFILT_WRITE);
 }
 
 static inline int gl_kq_copy(gl_kq *kq, int fd) {
@@ -139,6 +149,9 @@ static inline int gl_kq_open(gl_kq *kq) {
 
 static inline int gl_kq_wait(gl_kq *kq, struct kevent *events, int n, long long delay_ns) {
     struct timespec t = { (time_t)(delay_ns / 1000000000), (long)(delay_ns % 1000000000) };
+#ifdef GMPLOOP_HAVE_LIBKQUEUE
+    if (delay_ns) gl_kq_look_after_copies(kq);
+#endif
     n = kevent(kq->fd, NULL, 0, events, n, delay_ns < 0 ? NULL : &t);
 #ifdef GMPLOOP_HAVE_LIBKQUEUE
     for (int i = 0; i < n; i++)

@@ -9,14 +9,14 @@ A filter goes with its fd, whoever closes it. So every change of the mask sets a
 there included: the fd may have been closed and opened anew. Setting a filter tells once more what is ready (rearm).
 
 EV_EOF of EVFILT_READ is EV_RDHUP: what the peer sent before can still be read. That of EVFILT_WRITE adds nothing to
-EV_OUT: a socket whose own end was shut down has it too, and writing tells the error. An errno in fflags is EV_ERR.
+EV_OUT: a socket whose own end was shut down has it too. Nor does the errno in fflags: reading or writing tells it.
 """
 cimport cython
 from cpython.exc cimport PyErr_SetFromErrno, PyErr_CheckSignals
 from libc.errno cimport errno, EINTR, ENOSYS
 from gmploop.core.handle cimport gl_spinlock, gl_lock, gl_unlock
 from gmploop.core.poller cimport (
-    Poller, Watch, uint32_t, int64_t, EV_IN, EV_OUT, EV_ERR, EV_RDHUP, EV_LEVEL)
+    Poller, Watch, uint32_t, int64_t, EV_IN, EV_OUT, EV_RDHUP, EV_LEVEL)
 
 cdef extern from "kqueue.h" nogil:
     ctypedef struct gl_kq:
@@ -25,7 +25,6 @@ cdef extern from "kqueue.h" nogil:
         size_t ident
         int filter
         unsigned int flags
-        unsigned int fflags
         void *udata
     const char *gl_kq_missing
     int EVFILT_READ, EVFILT_WRITE, EVFILT_USER, EV_ADD, EV_DELETE, EV_CLEAR
@@ -127,7 +126,7 @@ cdef class KqueuePoller(Poller):
             bits = EV_OUT
             if e.filter == EVFILT_READ:
                 bits = EV_IN | EV_RDHUP if e.flags & EV_EOF else EV_IN
-            w.push(bits | EV_ERR if e.fflags else bits)
+            w.push(bits)
         return n
 
     cdef int wake(self) except -1:

@@ -278,6 +278,22 @@ def test_calls_that_may_leave_something_are_told_again(run, loop, way):
     run(main())
 
 
+def test_a_call_that_has_second_thoughts_is_told_again(run, loop):
+    class Shy(socket.socket):
+        def recv(self, n):
+            self.asked = not getattr(self, "asked", False)
+            if self.asked:
+                raise BlockingIOError
+            return super().recv(n)
+
+    async def main():
+        near, far = unix_pair()
+        with Shy(fileno=near.detach()) as shy, far:
+            far.send(b"abc")
+            assert [await loop.sock_recv(shy, 1) for _ in "abc"] == [b"a", b"b", b"c"]
+    run(main())
+
+
 def test_datagrams_that_come_while_reading_is_paused(run, loop):
     async def main():
         transport, end = await loop.create_datagram_endpoint(Recorder, ("127.0.0.1", 0))
@@ -380,6 +396,18 @@ def test_a_timer_ends_the_wait_and_never_early(run, loop):
     run(main())
 
 
+def test_what_a_paused_transport_leaves_unread_keeps_nobody_awake(run, loop):
+    async def main():
+        async with link("tcp") as (near, far):
+            far.transport.pause_reading()
+            near.transport.write(b"x")
+            await asyncio.sleep(0.01)
+            cpu = time.process_time()
+            await asyncio.sleep(0.2)
+            assert time.process_time() - cpu < 0.1
+    run(main())
+
+
 def test_signals_in_the_middle_of_everything(run, loop):
     """A storm of them while data flows; and one that finds the loop waiting for ever."""
     seen = []
@@ -440,6 +468,33 @@ def test_an_event_of_a_closed_descriptor_does_not_reach_the_next_owner(run, loop
                 sock.close()
         silent.close()
         silent_far.close()
+    run(main())
+
+
+def test_an_event_of_a_file_that_lives_on_in_a_duplicate_reaches_nobody(run, loop, poller):
+    if poller == "kqueue" and sys.platform == "linux":
+        pytest.skip("libkqueue goes on with what it has freed")
+
+    async def main():
+        near, far = unix_pair()
+        silent, silent_far = unix_pair()
+        seen = []
+        loop.add_reader(near, seen.append, "near")
+        number, duplicate = near.fileno(), near.dup()
+        near.close()
+        assert loop.remove_reader(number)
+        os.dup2(silent.fileno(), number)
+        loop.add_reader(number, seen.append, "silent")
+        far.send(b"x")
+        await turns(10)
+        assert not seen
+        silent_far.send(b"x")
+        await turns(10)
+        assert set(seen) == {"silent"}
+        loop.remove_reader(number)
+        os.close(number)
+        for sock in duplicate, far, silent, silent_far:
+            sock.close()
     run(main())
 
 
