@@ -108,6 +108,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
         """Run until stop() is called."""
         self._check_closed()
         self._check_running()
+        if self._csock is not None and self._forked():
+            self._remake_self_pipe()
         wakeup = self._take_wakeup_fd()
         try:
             super().run_forever()
@@ -121,9 +123,11 @@ class Loop(runtime.LoopCore, _BaseLoop):
             raise RuntimeError("Cannot close a running event loop")
         if self._closed:
             return
-        super().close()
-        self._close_core()
-        self._internal_fds -= 1
+        try:
+            super().close()
+        finally:
+            self._close_core()
+            self._internal_fds -= 1
 
     def _make_self_pipe(self):
         """Called by asyncio's constructor. The pair is for signals only, so it is made when they are first wanted."""
@@ -131,6 +135,11 @@ class Loop(runtime.LoopCore, _BaseLoop):
     def _ensure_self_pipe(self):
         if self._csock is None:
             super()._make_self_pipe()
+
+    def _remake_self_pipe(self):
+        """In a child: the parent reads from the pair that both have."""
+        super()._close_self_pipe()
+        super()._make_self_pipe()
 
     def _close_self_pipe(self):
         if self._csock is not None:
@@ -156,7 +165,10 @@ class Loop(runtime.LoopCore, _BaseLoop):
             outer = -1
         if outer == -1 and self._signal_handlers:
             return                      # as stock: handlers stay set between two runs
-        current = signal.set_wakeup_fd(outer)
+        try:
+            current = signal.set_wakeup_fd(outer)
+        except (OSError, ValueError):       # closed by its owner during the run
+            current = signal.set_wakeup_fd(-1)
         if current not in (mine, -1):
             signal.set_wakeup_fd(current)       # somebody else's by now
 
@@ -203,6 +215,11 @@ class Loop(runtime.LoopCore, _BaseLoop):
         if trace:
             context["source_traceback"] = trace
         self.call_exception_handler(context)
+
+    def _event_error(self, watch, exc):
+        """A transport's callback failed where asyncio too lets the exception handler know and goes on."""
+        self.call_exception_handler({"message": f"Exception in callback of {watch!r}", "exception": exc,
+                                     "transport": watch, "protocol": getattr(watch, "_protocol", None)})
 
     def _check_call(self, method, callback):
         self._check_thread()

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import sys
+import threading
 
 import pytest
 
@@ -157,3 +158,36 @@ def task_factory(request, loop):
 def tls(tmp_path_factory):
     """A server's and a client's SSLContext that trust each other, for the name `localhost`."""
     return support.make_tls(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def in_thread():
+    """Runs functions in threads of their own; the first error is raised when the threads have ended."""
+    threads, failures = [], []
+
+    def start(function, *args):
+        def body():
+            try:
+                function(*args)
+            except BaseException as exc:
+                failures.append(exc)
+        thread = threading.Thread(target=body)
+        threads.append(thread)
+        thread.start()
+        return thread
+    yield start
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    if failures:
+        raise failures[0]
+
+
+@pytest.fixture
+def running(loop, in_thread):
+    """The loop under test, run by another thread until the test ends."""
+    thread = in_thread(loop.run_forever)
+    support.wait_until(loop.is_running)
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)

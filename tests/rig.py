@@ -102,6 +102,7 @@ async def attempt(row, r):
 def outcomes(row, kind, folder):
     """What the row comes to on a loop of this kind, with what the exception handler heard; and the message."""
     loop, heard = LOOPS[kind](), []
+    loop.set_debug(False)  # rows that want it switch it on
     loop.set_exception_handler(lambda _, context: heard.append(type(context.get("exception")).__name__))
 
     async def main():

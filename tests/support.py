@@ -11,9 +11,10 @@ import struct
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import types
+
+import pytest
 
 import gmploop
 
@@ -152,6 +153,15 @@ def result_of(function, *args, **kwargs):
         return function(*args, **kwargs)
     except Exception as exc:
         return type(exc)
+
+
+# -- what a test leaves to the collector on purpose
+
+def left_open(function):
+    """For tests that leave a transport or a loop to the collector, which warns of it, by their very purpose."""
+    for message in "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning":
+        function = pytest.mark.filterwarnings(message)(function)
+    return function
 
 
 # -- child processes

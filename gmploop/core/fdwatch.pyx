@@ -17,12 +17,12 @@ from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE, 
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.object cimport PyObject
-from libc.errno cimport errno, EAGAIN, EINTR
+from libc.errno cimport errno, EAGAIN, EBADF, EINTR
 import collections.abc
 import weakref
 from gmploop.core.g cimport call_in
 from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
-from gmploop.core.poller cimport EV_IN, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_LEVEL, RBUF
+from gmploop.core.poller cimport EV_IN, EV_PRI, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_LEVEL, RBUF
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
@@ -43,7 +43,8 @@ cdef extern from *:
     """
     Py_ssize_t recv(int, void *, size_t, int)
     Py_ssize_t send(int, const void *, size_t, int)
-    int MSG_NOSIGNAL, SOCK_STREAM
+    int FLAGS "(MSG_NOSIGNAL | MSG_DONTWAIT)"
+    int SOCK_STREAM, AF_UNIX
     object gl_return(object)
 
 # Injected by gmploop.loop.
@@ -109,7 +110,7 @@ cdef class FdWatch(Watch):
             if self.writer is not None or self.writers:
                 mask |= EV_OUT
         elif self.sock != NULL:
-            mask = EV_IN | EV_RDHUP | (EV_OUT if self.writers or self.mask & (EV_OUT | EV_LEVEL) == EV_OUT else 0)
+            mask = EV_IN | EV_PRI | EV_RDHUP | (EV_OUT if self.writers or self.mask & (EV_OUT | EV_LEVEL) == EV_OUT else 0)
         self.poller.watch(self, mask)
         if not mask and self.poller is not None:
             self.poller.detach(self)
@@ -121,11 +122,13 @@ cdef class FdWatch(Watch):
         return self.update()
 
     cdef int on_events(self, uint32_t events) except -1:
-        cdef bint readable = events & (EV_IN | EV_RDHUP | EV_HUP | EV_ERR) != 0
+        cdef bint readable = events & (EV_IN | EV_PRI | EV_RDHUP | EV_HUP | EV_ERR) != 0
         cdef bint writable = events & (EV_OUT | EV_HUP | EV_ERR) != 0
         cdef IOHandle r = self.reader
         cdef IOHandle w = self.writer
-        if events & (EV_RDHUP | EV_HUP | EV_ERR):
+        if r is None and w is None and not self.readers and not self.writers and self.socket_closed():
+            return self.poller.detach(self) if self.poller is not None else 0
+        if events & (EV_RDHUP | EV_HUP | EV_ERR | EV_PRI):
             self.hangup = True
         if readable:
             self.drained = False
@@ -161,6 +164,13 @@ cdef class FdWatch(Watch):
             self.g._callback_error(h, exc)
         return 0
 
+    cdef bint socket_closed(self) except -1:
+        """Whether this was the registration of a socket that has been closed: the number is another file's by now."""
+        if self.sock_ref is None:
+            return False
+        sock = self.sock_ref()
+        return sock is None or sock.fileno() != self.fd
+
     def forget_socket(self, ref):
         if self.sock_ref is ref:
             self.sock, self.sock_ref = NULL, None
@@ -173,7 +183,7 @@ cdef class FdWatch(Watch):
 cdef FdWatch plain_watch(G g, Poller poller, int fd, bint make):
     """The fd's FdWatch, made if asked for. A transport that still uses the fd is refused by the caller."""
     cdef Watch w = poller.lookup(fd)
-    if isinstance(w, FdWatch):
+    if isinstance(w, FdWatch) and not (make and (<FdWatch>w).socket_closed()):
         return <FdWatch>w
     return FdWatch(g, poller, fd) if make else None
 
@@ -314,6 +324,10 @@ cdef class SockOp:
             if not self.fut.done():
                 raise RuntimeError("await wasn't used with future")
             self.fut = None
+            if self.sock.fileno() != self.fd:       # closed meanwhile: the number may be somebody else's by now
+                error = OSError(EBADF, f"{self.sock!r} was closed while a call waited for it")
+                self.finish()
+                raise error
         elif self.state == ENDED:
             raise RuntimeError("cannot reuse already awaited coroutine")
         self.state = TRYING
@@ -330,6 +344,8 @@ cdef class SockOp:
             raise TypeError("Socket cannot be of type SSLSocket")
         if self.g.w.debug and self.sock.gettimeout() != 0:
             raise ValueError("the socket must be non-blocking")
+        if self.poller is None or self.poller.closed:
+            raise RuntimeError("Event loop is closed")
         self.fd = self.sock.fileno()
         if self.kind == OP_RECV_INTO or self.kind == OP_SENDALL or self.kind == OP_SENDALL_BY_CALL:
             flags = PyBUF_WRITABLE if self.kind == OP_RECV_INTO else PyBUF_SIMPLE
@@ -357,7 +373,8 @@ cdef class SockOp:
         if self.w.sock != <PyObject *>self.sock:
             self.w.sock_ref = weakref.ref(self.sock, self.w.forget_socket)
             self.w.sock = <PyObject *>self.sock
-            self.w.stream = self.sock.type == SOCK_STREAM
+            # On Unix sockets a read ends behind a message with a descriptor: short, and yet there may be more.
+            self.w.stream = self.sock.type == SOCK_STREAM and self.sock.family != AF_UNIX
         return 0
 
     cdef object wait(self):
@@ -384,11 +401,11 @@ cdef class SockOp:
                 return self.wait()
             if self.n <= RBUF:
                 buf = self.poller.read_buffer()
-                n = recv(self.fd, buf, self.n, 0)
+                n = recv(self.fd, buf, self.n, FLAGS)
                 data = PyBytes_FromStringAndSize(buf, n) if n >= 0 else None
             else:
                 data = PyBytes_FromStringAndSize(NULL, self.n)
-                n = recv(self.fd, PyBytes_AS_STRING(data), self.n, 0)
+                n = recv(self.fd, PyBytes_AS_STRING(data), self.n, FLAGS)
                 if 0 <= n < self.n:
                     data = data[:n]
             if n >= 0:
@@ -396,12 +413,12 @@ cdef class SockOp:
         elif self.kind == OP_RECV_INTO:
             if self.w is not None and self.w.drained:
                 return self.wait()
-            n = recv(self.fd, self.view.buf, self.n, 0)
+            n = recv(self.fd, self.view.buf, self.n, FLAGS)
             if n >= 0:
                 return self.received(n, n)
         elif self.kind == OP_SENDALL:
             while self.done < self.n:
-                n = send(self.fd, <char *>self.view.buf + self.done, self.n - self.done, MSG_NOSIGNAL)
+                n = send(self.fd, <char *>self.view.buf + self.done, self.n - self.done, FLAGS)
                 if n < 0:
                     break
                 self.done += n

@@ -27,6 +27,7 @@ cdef class G:
     cdef int state          # gstate.h; written by CAS from any thread
     cdef gl_ring ready      # Handle pointers, and Watch pointers with bit 0 set; each a reference. Owner only
     cdef PyObject *inbox    # newest first list of Handles linked by `next`; pushed by CAS, taken whole by the owner
+    cdef PyObject *taken    # what the owner took from there and has not queued yet, oldest first; mostly empty
     cdef PyObject *pool[POOL]
     cdef int npool
     cdef object __weakref__

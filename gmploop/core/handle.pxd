@@ -34,6 +34,7 @@ cdef enum:
     CANCELLED = 1       # set by cancel() from any thread; the runner skips the callback
     THREADSAFE = 2      # made by call_soon_threadsafe()
     RUNNING = 4         # set by the runner on a THREADSAFE handle while the callback runs
+    LOCKED = 8          # free-threaded builds: somebody reads or takes callback, args, context
 
 cdef class Handle:
     cdef PyObject *callback         # NULL once the callback was taken to be run, or cancelled
@@ -46,11 +47,13 @@ cdef class Handle:
     cdef object source_traceback
     cdef object cancelled_repr
     cdef object __weakref__
+    cdef bint take(self, PyObject **callback, PyObject **args, PyObject **context) noexcept
+    cdef object peek(self, int which)
     cdef int drop(self) except -1
     cdef int do_cancel(self) except -1
     cdef int wait_while_running(self) except -1
     cdef int unqueue(self) except -1
-    cdef int cancel_idle(self, gl_world *w) except -1
+    cdef int unqueue_idle(self, gl_world *w) except -1
 
 cdef class TimerHandle(Handle):
     cdef double when_

@@ -8,6 +8,7 @@ cdef class Transport(Watch):
     cdef dict extra
     cdef object context             # of reads: a copy of the creator's
     cdef object wcontext            # of what buffered data leads to: a copy of that in which buffering began
+    cdef object made                # connection_made, until it is called
     cdef object waiter              # told once connection_made has run
     cdef object __weakref__
     cdef Py_ssize_t wsize           # bytes unsent
@@ -22,6 +23,9 @@ cdef class Transport(Watch):
     cdef int use_protocol(self, protocol) except -1
     cdef int debug_log(self, str what) except -1
     cdef int start(self) except -1
+    cdef int begin(self) except -1
+    cdef int displaced(self) except -1
+    cdef int close_socket(self) except -1
     cdef int ended(self) except -1
     cdef int lose_soon(self, object exc) except -1
     cdef int buffering_begins(self) except -1
@@ -32,6 +36,6 @@ cdef class Transport(Watch):
     cdef int call_lost(self, object exc) except -1
     cdef int force_close(self, object exc) except -1
     cdef int fatal(self, object exc, str message) except -1
-    cdef bint foreign(self)
+    cdef bint foreign(self) except -1
     cdef int here(self, str what) except -1
     cdef bint lost(self) except -1

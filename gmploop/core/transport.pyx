@@ -15,6 +15,7 @@ used for all of it, as it is.
 cimport cython
 import sys
 import warnings
+from libc.errno cimport EBADF
 from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
 from gmploop.core.poller cimport EV_START
 
@@ -73,7 +74,10 @@ cdef class Transport(Watch):
         self.high, self.low = HIGH_WATER, HIGH_WATER // 4
         self.given_context = context is not None
         self.context = context if self.given_context else PyContext_CopyCurrent()
+        self.made = protocol.connection_made
         self.use_protocol(protocol)
+        if hasattr(sock, "_io_refs"):
+            sock._io_refs += 1      # who closes the socket object does not take the fd away from under the transport
         poller.attach(self)
         if server is not None:
             server._attach(self) if server_takes_transport else server._attach()
@@ -88,7 +92,7 @@ cdef class Transport(Watch):
                 if self.poller is not None:
                     self.poller.detach(self)
                 self.gone = True
-                self.sock.close()
+                self.close_socket()
                 self.detach_server()
 
     def __repr__(self):
@@ -125,16 +129,22 @@ cdef class Transport(Watch):
 
     cdef int start(self) except -1:
         """connection_made, then reading begins, then whoever made the transport is told: stock's order."""
-        waiter, self.waiter = self.waiter, None
+        made, self.made = self.made, None
         context = self.context if self.given_context else self.context.copy()
         try:
-            context.run(self.protocol.connection_made, self)
+            context.run(made, self)
         except (SystemExit, KeyboardInterrupt):
+            self.begin()                # for when the loop is run again
             raise
         except BaseException as exc:
             self.g.call_exception_handler({
-                "message": f"Exception in callback {self.protocol.connection_made!r}",
+                "message": f"Exception in callback {made!r}",
                 "exception": exc, "transport": self, "protocol": self.protocol})
+        return self.begin()
+
+    cdef int begin(self) except -1:
+        """Reading begins, and whoever made the transport is told."""
+        waiter, self.waiter = self.waiter, None
         self.started = True
         if not self.conn_lost and not self.gone and self.poller is not None:
             try:
@@ -144,6 +154,11 @@ cdef class Transport(Watch):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
         return 0
+
+    cdef int displaced(self) except -1:
+        """The fd is no longer ours: it was closed behind the transport's back."""
+        return self.fatal(OSError(EBADF, "the transport's descriptor was closed or taken by another owner"),
+                          "Fatal error on transport")
 
     cdef int call_lost(self, object exc) except -1:
         protocol, self.protocol = self.protocol, None
@@ -155,9 +170,15 @@ cdef class Transport(Watch):
             if self.poller is not None:
                 self.poller.detach(self)
             self.gone = True
-            self.sock.close()
+            self.close_socket()
             self.detach_server()
             self.ended()
+        return 0
+
+    cdef int close_socket(self) except -1:
+        if hasattr(self.sock, "_io_refs"):
+            self.sock._decref_socketios()
+        self.sock.close()
         return 0
 
     cdef int lose_soon(self, object exc) except -1:
@@ -226,7 +247,9 @@ cdef class Transport(Watch):
     def is_closing(self):
         return self.closing
 
-    cdef bint foreign(self):
+    cdef bint foreign(self) except -1:
+        if self.g is None:
+            raise RuntimeError("the transport's constructor has not run")
         cdef unsigned long owner = gl_load_relaxed(&self.g.w.owner)
         return owner != 0 and not gl_world_mine(&self.g.w)
 

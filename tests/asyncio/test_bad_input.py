@@ -81,8 +81,8 @@ def entered(schedule, loop):
     schedule(loop, lambda: context.run(lambda: context.run(int)))
 
 
-for delay in (None, "1", b"1", [], 1j, object(), decimal.Decimal("0.001"), fractions.Fraction(1, 1000), math.nan, math.inf,
-              -math.inf, -1, True, 10 ** 400, -10 ** 400, Numbered(1)):
+for delay in (None, "1", b"1", [], 1j, object(), decimal.Decimal("0.001"), fractions.Fraction(1, 1000), math.nan,
+              math.inf, -math.inf, -1, True, 10 ** 400, -10 ** 400, Numbered(1)):
     ROWS[f"call_later in {delay!r:.20}"] = lambda r, d=delay: r.loop.call_later(d, int)
     ROWS[f"sleep for {delay!r:.20}"] = lambda r, d=delay: asyncio.wait_for(asyncio.sleep(d), 0.01)
     ROWS[f"wait_for {delay!r:.20}"] = lambda r, d=delay: asyncio.wait_for(turns(2), d)
@@ -303,7 +303,8 @@ CLOSED = {
     "call_soon": lambda loop: loop.call_soon(int), "call_later": lambda loop: loop.call_later(0, int),
     "call_at": lambda loop: loop.call_at(0, int), "call_soon_threadsafe": lambda loop: loop.call_soon_threadsafe(int),
     "call_soon of nothing": lambda loop: loop.call_soon(None),
-    "run_forever": lambda loop: loop.run_forever(), "run_until_complete": lambda loop: loop.run_until_complete(turns(1)),
+    "run_forever": lambda loop: loop.run_forever(),
+    "run_until_complete": lambda loop: loop.run_until_complete(turns(1)),
     "create_task": lambda loop: loop.create_task(turns(1)), "create_future": lambda loop: loop.create_future(),
     "run_in_executor": lambda loop: loop.run_in_executor(None, int),
     "add_reader": lambda loop: loop.add_reader(0, int), "add_writer": lambda loop: loop.add_writer(1, int),
@@ -314,7 +315,8 @@ CLOSED = {
     "close": lambda loop: loop.close(), "stop": lambda loop: loop.stop(), "is_closed": lambda loop: loop.is_closed(),
     "is_running": lambda loop: loop.is_running(), "time": lambda loop: type(loop.time()),
     "repr": lambda loop: type(repr(loop)), "get_debug": lambda loop: loop.get_debug(),
-    "set_debug": lambda loop: loop.set_debug(True), "set_exception_handler": lambda loop: loop.set_exception_handler(None),
+    "set_debug": lambda loop: loop.set_debug(True),
+    "set_exception_handler": lambda loop: loop.set_exception_handler(None),
     "call_exception_handler": lambda loop: (loop.set_exception_handler(lambda *args: None),
                                             loop.call_exception_handler({"message": "x"}))[1],
     "create_connection": lambda loop: stepped(loop.create_connection(asyncio.Protocol, "127.0.0.1", 80)),

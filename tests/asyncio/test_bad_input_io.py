@@ -190,10 +190,11 @@ class Folder:
 
 for what, options in {"text": {"text": True}, "universal newlines": {"universal_newlines": True},
                       "an encoding": {"encoding": "utf-8"}, "errors": {"errors": "strict"}, "a shell": {"shell": True},
-                      "a buffer size": {"bufsize": 1}, "an unknown option": {"nothing": 1}, "a bad folder": {"cwd": "/no/such"},
-                      "a bad stdin": {"stdin": "x"}, "a bad environment": {"env": 5}}.items():
-    ROWS[f"subprocess_exec with {what}"] = lambda r, options=options: spawned(r.loop.subprocess_exec(S, "true", **options))
-    ROWS[f"subprocess_shell with {what}"] = lambda r, options=options: spawned(r.loop.subprocess_shell(S, "true", **options))
+                      "a buffer size": {"bufsize": 1}, "an unknown option": {"nothing": 1},
+                      "a bad folder": {"cwd": "/no/such"}, "a bad stdin": {"stdin": "x"},
+                      "a bad environment": {"env": 5}}.items():
+    ROWS[f"subprocess_exec with {what}"] = lambda r, o=options: spawned(r.loop.subprocess_exec(S, "true", **o))
+    ROWS[f"subprocess_shell with {what}"] = lambda r, o=options: spawned(r.loop.subprocess_shell(S, "true", **o))
 ROWS |= {
     "subprocess_exec of nothing": lambda r: r.loop.subprocess_exec(S),
     "subprocess_exec of a number": lambda r: r.loop.subprocess_exec(S, 5),
@@ -237,7 +238,8 @@ ROWS |= {f"sock_sendto {what}": lambda r, a=address: r.loop.sock_sendto(r.udp(),
                                "a number": 5, "an unresolved name": ("localhost", 1)}.items()}
 ROWS |= {f"sock_connect to {what}": lambda r, a=address: r.loop.sock_connect(r.fresh(), a)
          for what, address in {"None": None, "text": "x", "port 65536": ("127.0.0.1", 65536), "one": ("127.0.0.1",),
-                               "a number": 5, "an IPv6 address": ("::1", 1), "a service": ("127.0.0.1", "no-such")}.items()}
+                               "a number": 5, "an IPv6 address": ("::1", 1),
+                               "a service": ("127.0.0.1", "no-such")}.items()}
 CALLS = {"sock_recv": (10,), "sock_recv_into": (bytearray(10),), "sock_recvfrom": (10,), "sock_sendall": (b"x",),
          "sock_recvfrom_into": (bytearray(10),), "sock_sendto": (b"x", ("127.0.0.1", 1)), "sock_accept": (),
          "sock_connect": (("127.0.0.1", 1),)}
