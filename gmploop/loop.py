@@ -52,12 +52,20 @@ class _SelectorView:
         pass
 
 
+_base_create_task = base_events.BaseEventLoop.create_task
+if (3, 12) <= sys.version_info < (3, 13, 1):
+    def _base_create_task(loop, coro, **options):
+        """asyncio's race for the first connection breaks there if its tasks start eagerly (python/cpython#124309)."""
+        if getattr(coro, "__qualname__", None) == "staggered_race.<locals>.run_one_coro":
+            return tasks.Task(coro, loop=loop)
+        return base_events.BaseEventLoop.create_task(loop, coro, **options)
+
 handle.configure(_format_callback, events.Handle, events.TimerHandle, getattr(events, "_ThreadSafeHandle", None))
 transport.configure(trsock.TransportSocket, logger)
 stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
 datagram.configure(transports.DatagramTransport)
 fdwatch.configure(ssl.SSLSocket, socket.socket)
-runtime.configure(tasks, futures, base_events.BaseEventLoop.create_task, socket.socket)
+runtime.configure(tasks, futures, _base_create_task, socket.socket)
 
 
 def _fileno(fd):
@@ -253,7 +261,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
             return number
 
     def _ensure_fd_no_transport(self, fd):
-        user = runtime.transport_of(self, self._number(fd))
+        number = self._number(fd)
+        user = runtime.transport_of(self, number) if number < 1 << 31 else None
         if user is not None:
             raise RuntimeError(f"File descriptor {fd!r} is used by transport {user!r}")
 
@@ -262,14 +271,20 @@ class Loop(runtime.LoopCore, _BaseLoop):
         return fdwatch.add_io(self, self.poller, _fileno(fd), False, callback, args, fd, context)
 
     def _remove_reader(self, fd):
-        return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), False)
+        return self._remove_io(fd, False)
 
     def _add_writer(self, fd, callback, *args, context=None):
         self._check_closed()
         return fdwatch.add_io(self, self.poller, _fileno(fd), True, callback, args, fd, context)
 
     def _remove_writer(self, fd):
-        return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), True)
+        return self._remove_io(fd, True)
+
+    def _remove_io(self, fd, writing):
+        if self._closed:
+            return False
+        number = self._number(fd)
+        return number < 1 << 31 and fdwatch.remove_io(self, self.poller, number, writing)
 
     # -- sockets
 

@@ -344,12 +344,15 @@ cdef class SockOp:
             raise TypeError("Socket cannot be of type SSLSocket")
         if self.g.w.debug and self.sock.gettimeout() != 0:
             raise ValueError("the socket must be non-blocking")
-        if self.poller is None or self.poller.closed:
-            raise RuntimeError("Event loop is closed")
         self.fd = self.sock.fileno()
         if self.kind == OP_RECV_INTO or self.kind == OP_SENDALL or self.kind == OP_SENDALL_BY_CALL:
             flags = PyBUF_WRITABLE if self.kind == OP_RECV_INTO else PyBUF_SIMPLE
-            PyObject_GetBuffer(self.args, &self.view, flags)
+            try:
+                PyObject_GetBuffer(self.args, &self.view, flags)
+            except BufferError as exc:
+                if self.kind == OP_RECV_INTO:
+                    raise TypeError(f"sock_recv_into() wants a read-write bytes-like object, not {self.args!r}") from exc
+                raise
             self.has_view = True
             self.n = self.view.len
         elif self.kind == OP_RECV:
@@ -357,8 +360,6 @@ cdef class SockOp:
             if self.n < 0:
                 raise ValueError("negative buffersize in recv")
         cdef Watch w = self.poller.lookup(self.fd)
-        if w is not None and not w.is_ended() and w.is_transport():
-            raise RuntimeError(f"File descriptor {self.fd!r} is used by transport {w!r}")
         if isinstance(w, FdWatch) and (<FdWatch>w).sock == <PyObject *>self.sock:
             self.w = <FdWatch>w
         return None
@@ -366,6 +367,10 @@ cdef class SockOp:
     cdef int register(self) except -1:
         """The first wait of this socket: a registration of its own, unless add_reader/add_writer has one."""
         cdef Watch w = self.poller.lookup(self.fd)
+        if self.poller.closed:
+            raise RuntimeError("Event loop is closed")
+        if w is not None and not w.is_ended() and w.is_transport():
+            raise RuntimeError(f"File descriptor {self.fd!r} is used by transport {w!r}")
         if isinstance(w, FdWatch) and ((<FdWatch>w).mask & EV_LEVEL or (<FdWatch>w).sock == <PyObject *>self.sock):
             self.w = <FdWatch>w
         else:

@@ -110,10 +110,10 @@ cdef class Handle:
 
     cdef int do_cancel(self) except -1:
         cdef gl_world *w = self.w
-        if w != NULL and w.debug:
-            self.cancelled_repr = repr(self)
         if gl_fetch_or_acq_rel(&self.flags, CANCELLED) & CANCELLED:
             return self.wait_while_running()
+        if w != NULL and w.debug:
+            self.cancelled_repr = repr(self)        # what it was, before that is dropped
         if not GL_FREE_THREADED or w == NULL or gl_world_mine(w):
             self.unqueue()
         elif gl_load_relaxed(&w.owner) == 0:

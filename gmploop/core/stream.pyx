@@ -203,6 +203,8 @@ cdef class SocketTransport(Transport):
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
+            if isinstance(exc, BufferError):
+                exc = TypeError(f"get_buffer() must return a read-write bytes-like object, not {buf!r}")
             self.fatal(exc, "Fatal read error on socket transport")
             return 0
         asked = view.len

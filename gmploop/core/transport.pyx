@@ -59,6 +59,7 @@ cdef class Transport(Watch):
     """A socket's transport; see the subclasses."""
 
     cdef int setup(self, G loop, Poller poller, sock, protocol, waiter, extra, server, context) except -1:
+        self.made = protocol.connection_made        # what is no protocol is refused before the socket is ours
         self.fd = sock.fileno()
         self.g = loop
         gl_no_sigpipe(self.fd)
@@ -74,7 +75,6 @@ cdef class Transport(Watch):
         self.high, self.low = HIGH_WATER, HIGH_WATER // 4
         self.given_context = context is not None
         self.context = context if self.given_context else PyContext_CopyCurrent()
-        self.made = protocol.connection_made
         self.use_protocol(protocol)
         if hasattr(sock, "_io_refs"):
             sock._io_refs += 1      # who closes the socket object does not take the fd away from under the transport

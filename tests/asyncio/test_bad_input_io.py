@@ -94,7 +94,6 @@ ROWS = {
     "create_server with a factory of None": lambda r: r.loop.create_server(None, "127.0.0.1", 0),
     "start_serving of a closed server": lambda r: start_closed(r),
     "server factory that raises": lambda r: serve_with(r, lambda: 1 / 0),
-    "server factory that makes None": lambda r: serve_with(r, lambda: None),
     "connect_accepted_socket of a datagram socket": lambda r: r.loop.connect_accepted_socket(P, r.udp()),
     "connect_accepted_socket of a closed socket": lambda r: r.loop.connect_accepted_socket(P, r.closed()),
     "connect_accepted_socket of a number": lambda r: r.loop.connect_accepted_socket(P, 5),

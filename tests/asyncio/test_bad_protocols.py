@@ -6,6 +6,8 @@ import socket
 
 import pytest
 
+import gmploop
+
 from support import Recorder, child_output, link, result_of, settle, unix_pair
 
 pytestmark = [pytest.mark.timeout(30), pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -165,6 +167,17 @@ def test_what_is_no_protocol(same_as_stock, errors, protocol, when):
             return told, {type(context.get("exception")) for context in errors}, near.fileno() == -1
     same_as_stock(scenario)
     del errors[:]
+
+
+def test_a_server_hangs_up_when_its_factory_makes_no_protocol():
+    # stock leaves the connection open until it is collected
+    async def main():
+        server = await asyncio.get_running_loop().create_server(lambda: None, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        server.close()
+    gmploop.run(main())
 
 
 # -- buffered protocols

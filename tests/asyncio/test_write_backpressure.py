@@ -281,7 +281,6 @@ VIEWS = {
 BY_ITEM = "python/cpython#135862: slices a view by item but counts bytes"
 
 
-@pytest.mark.stock_fault(BY_ITEM, kind=("tls",))
 @pytest.mark.stock_fault(BY_ITEM, kind=("tcp", "unix", "pipe"), way=("write",))
 @pytest.mark.stock_fault(BY_ITEM, ((3, 12), NEVER), kind=("tcp", "unix"), way=("writelines", "write_behind_others"))
 @pytest.mark.parametrize("way", ["write", "writelines", "write_behind_others"])
@@ -297,11 +296,12 @@ def test_views_with_items_of_several_bytes_are_sent_whole(run, tls, kind, view, 
                 near.transport.write(b"x" * 1_500_000)
                 before = near.transport.get_write_buffer_size()
                 near.transport.write(view_)
-                assert near.transport.get_write_buffer_size() == before + len(expected)
+                if kind != "tls":       # there the size counts what records add, or what is still unencrypted
+                    assert near.transport.get_write_buffer_size() == before + len(expected)
                 expected = b"x" * 1_500_000 + expected
             else:
                 near.transport.write(view_) if way == "write" else near.transport.writelines([view_])
-                assert 0 < near.transport.get_write_buffer_size() <= len(expected)
+                assert kind == "tls" or 0 < near.transport.get_write_buffer_size() <= len(expected)
             far.transport.resume_reading()
             await far.received(len(expected))
             assert far.data == expected

@@ -1,12 +1,14 @@
-"""The C headers of the core are tested by small C programs, compiled here."""
+"""What the tests of the core share: loops of this package only, and C programs that test its headers."""
 
 import os
 import pathlib
 import shutil
 import subprocess
 
+import gmploop
 import gmploop.core
 import pytest
+import support
 
 HERE = pathlib.Path(__file__).parent
 HEADERS = pathlib.Path(gmploop.core.__path__[0])
@@ -46,3 +48,19 @@ def c_test(compiled):
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
     return run
+
+
+@pytest.fixture
+def loop_factory(errors, body_failed):
+    """Makes loops of this package. They are closed afterwards; a task left on one is a failure."""
+    made = []
+
+    def factory():
+        loop = gmploop.new_event_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        made.append(loop)
+        return loop
+
+    yield factory
+    left = [task for loop in made for task in support.finish(loop)]
+    assert body_failed() or not left, "tasks left behind"
