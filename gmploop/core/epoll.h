@@ -14,7 +14,7 @@
 #define GL_HAVE_EPOLL 0
 typedef union { unsigned long long u64; } epoll_data_t;
 struct epoll_event { uint32_t events; epoll_data_t data; };
-enum { EPOLLIN = 1, EPOLL_CTL_ADD = 1, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLL_CLOEXEC = 0, EFD_CLOEXEC = 0, EFD_NONBLOCK = 0 };
+enum { EPOLLIN, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLL_CLOEXEC, EFD_CLOEXEC, EFD_NONBLOCK };
 #define EPOLLET (1u << 31)
 
 static inline int gl_no_epoll(void) { errno = ENOSYS; return -1; }

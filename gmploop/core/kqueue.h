@@ -56,6 +56,7 @@ typedef struct {
  *   connection that is closed behind the poller's back stays open until the next wait.
  * - EV_ADD of a filter that exists fails, also of one whose descriptor was closed. So it is deleted first.
  * - What fails says EFAULT for a descriptor that is closed, and for a device, which it cannot watch.
+ * - It rounds timeouts down to milliseconds, so they are rounded up before.
  */
 static inline void gl_kq_forget(gl_kq *kq, int fd, int filter) {
     struct kevent e;
@@ -148,10 +149,11 @@ static inline int gl_kq_open(gl_kq *kq) {
 }
 
 static inline int gl_kq_wait(gl_kq *kq, struct kevent *events, int n, long long delay_ns) {
-    struct timespec t = { (time_t)(delay_ns / 1000000000), (long)(delay_ns % 1000000000) };
 #ifdef GMPLOOP_HAVE_LIBKQUEUE
     if (delay_ns) gl_kq_look_after_copies(kq);
+    if (delay_ns > 1000000) delay_ns = (delay_ns + 999999) / 1000000 * 1000000;
 #endif
+    struct timespec t = { (time_t)(delay_ns / 1000000000), (long)(delay_ns % 1000000000) };
     n = kevent(kq->fd, NULL, 0, events, n, delay_ns < 0 ? NULL : &t);
 #ifdef GMPLOOP_HAVE_LIBKQUEUE
     for (int i = 0; i < n; i++)

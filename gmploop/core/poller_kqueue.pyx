@@ -1,8 +1,8 @@
 # cython: language_level=3, freethreading_compatible=True, binding=True
 """The kqueue backend. Contract: poller.pyx.
 
-A watch has up to two filters: EVFILT_READ for EV_IN, which tells EV_RDHUP too, EVFILT_WRITE for EV_OUT. An event carries the fd as
-its ident and the generation as its udata. EVFILT_USER wakes.
+A watch has up to two filters: EVFILT_READ for EV_IN, which tells EV_RDHUP too, and EVFILT_WRITE for EV_OUT. An event
+carries the fd as its ident and the generation as its udata. EVFILT_USER wakes.
 
 How a filter is triggered is settled when it is made: to change between edge (EV_CLEAR) and level it is deleted first.
 A filter goes with its fd, whoever closes it. So every change of the mask sets all that is wanted, the filters that were

@@ -2,8 +2,8 @@
  *
  *     cc -shared -fPIC -O1 like_bsd.c -o like_bsd.so     LD_PRELOAD=$PWD/like_bsd.so
  *
- * - libkqueue asks a socket for its error, which takes the error away: connect() seems to succeed, a reset looks like an
- *   end of file. It is told of some error and the socket keeps its own.
+ * - libkqueue asks a socket for its error, which takes the error away: connect() seems to succeed, a reset looks like
+ *   an end of file. It is told of some error and the socket keeps its own.
  * - libkqueue refuses devices, terminals and whatever has no type (pidfds). It is told that they are pipes.
  */
 #define _GNU_SOURCE
