@@ -1,7 +1,8 @@
 """The contract of core/poller.pyx, as users of a loop see it, on each poller that this build has.
 
 The other tests of the core run on the one that GMPLOOP_POLLER names. kqueue is tested on Linux against libkqueue, with
-like_bsd.c preloaded. What else of libkqueue differs from a real kqueue is in kqueue.h; some things show in other tests (libkqueue.args leaves those out):
+like_bsd.c preloaded. What else of libkqueue differs from a real kqueue is in kqueue.h; some things show in other
+tests (libkqueue.args leaves those out):
 - A thread of its own frees a kqueue, some time after close(), and not at all in a forked child. Python warns of it.
 - A kqueue() that fails, and one whose number is closed by somebody else, leaves what it had opened.
 A real kqueue, too, can watch a plain file.
@@ -353,15 +354,13 @@ def test_an_event_of_a_file_that_lives_on_in_a_duplicate_reaches_nobody(run, loo
 
 def test_a_number_closed_behind_the_back_is_taken_over_by_a_transport(run, loop):
     async def main():
-        near, far = tcp_pair()
+        (near, far), (new, new_far) = tcp_pair(), unix_pair()
         waiting = loop.create_task(loop.sock_recv(near, 10))
         await turns(3)
-        number = near.fileno()
-        os.close(near.detach())
-        waiting.cancel()
-        new, new_far = unix_pair()
-        os.dup2(new.fileno(), number)
+        number = near.detach()
+        os.dup2(new.fileno(), number)       # closes it, too
         new.close()
+        waiting.cancel()
         transport, end = await loop.create_connection(Recorder, sock=socket.socket(fileno=number))
         for n in range(1, 4):
             new_far.send(b"x")
