@@ -106,6 +106,8 @@ def finish(loop):
         loop.run_until_complete(asyncio.wait(left, timeout=2))
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.run_until_complete(loop.shutdown_default_executor())
+    gc.collect()  # transports that somebody dropped are closed while their loop can still do it
+    loop.run_until_complete(turns(2))
     loop.close()
     return left
 

@@ -8,7 +8,7 @@ import pytest
 
 import gmploop
 
-from support import Recorder, child_output, link, result_of, settle, unix_pair
+from support import NEVER, Recorder, child_output, link, result_of, settle, unix_pair
 
 pytestmark = [pytest.mark.timeout(30), pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
@@ -23,7 +23,6 @@ CALLS = {
     "writelines of bytes": lambda t: t.writelines(b""),
     "writelines of an iterator that raises": lambda t: t.writelines(1 // 0 for _ in "x"),
     "writelines of a generator": lambda t: t.writelines(piece for piece in (b"a", b"b")),
-    "writelines of mixed": lambda t: t.writelines([b"a", "b"]),
     "limits: high of -1": lambda t: t.set_write_buffer_limits(high=-1),
     "limits: low above high": lambda t: t.set_write_buffer_limits(high=1, low=2),
     "limits: low of -1": lambda t: t.set_write_buffer_limits(low=-1),
@@ -80,6 +79,19 @@ def test_call_of_an_open_write_pipe(same_as_stock, errors, call):
             return told, near.lost.done(), bytes(far.data)
     same_as_stock(scenario)
     del errors[:]
+
+
+@pytest.mark.stock_fault("what was good of a refused writelines() blocks the rest", ((3, 15), NEVER))
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_refused_writelines_sends_nothing_and_spoils_nothing(run, kind):
+    async def main():
+        async with link(kind) as (near, far):
+            with pytest.raises(TypeError):
+                near.transport.writelines([b"a", "b"])
+            near.transport.write(b"alive")
+            await far.received(5)
+            assert far.data == b"alive"
+    run(main(), timeout=5)
 
 
 # -- protocols that misbehave

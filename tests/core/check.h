@@ -1,4 +1,4 @@
-/* What the C tests share: checks that name their line, a generator of random numbers, memory that runs out on demand. */
+/* What the C tests share: checks that name their line, random numbers, memory that runs out on demand. */
 #ifndef CHECK_H
 #define CHECK_H
 

@@ -34,8 +34,8 @@ static void test_plain(void) {
 
 /* The table says what the diagram at its head says, and nothing leaves DEAD. */
 static void test_table(void) {
-    const char *legal[G_STATES] = { "RD", "rD", "IRBD", "IRD", "" };     /* I(DLE) R(UNNABLE) r(unning) B(LOCKED) D(EAD) */
-    const char letters[] = "IRrBD";
+    const char *legal[G_STATES] = { "RD", "rD", "IRBD", "IRD", "" };     /* where IDLE ... DEAD may go */
+    const char letters[] = "IRrBD";             /* IDLE, RUNNABLE, RUNNING, BLOCKED, DEAD */
     for (int from = 0; from < G_STATES; from++)
         for (int to = 0; to < G_STATES; to++)
             CHECK(gl_g_legal[from][to] == (strchr(legal[from], letters[to]) != NULL));
@@ -112,6 +112,7 @@ static void stress_round(struct pollfd *fds) {
         CHECK(read(wakefd, &count, 8) == 8);
         gl_g_cas(&state, G_IDLE, G_RUNNABLE);
         gl_g_set(&state, G_RUNNING);
+        gl_fence_seq_cst();
     }
     for (int i = 0; i < POSTERS; i++) pthread_join(threads[i], NULL);
     CHECK(!inbox && taken[0] == POSTS && taken[1] == POSTS);

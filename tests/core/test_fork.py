@@ -469,6 +469,31 @@ def test_a_loop_that_goes_on_in_the_child_handles_its_own_signals_only():
     """) == "child 20 parent []\n"
 
 
+def test_a_signal_to_the_child_before_its_loop_runs_is_not_taken_for_the_parent_s():
+    assert child_output("gmploop", """
+        import warnings
+        warnings.simplefilter("ignore")
+        loop = new_loop()
+        seen = []
+        loop.add_signal_handler(signal.SIGUSR1, seen.append, "handled")
+        loop.run_until_complete(asyncio.sleep(0.001))
+        pid = os.fork()
+        if not pid:
+            try:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                loop.close()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        loop.run_until_complete(asyncio.sleep(0.005))
+        print(seen)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        loop.run_until_complete(asyncio.sleep(0.005))
+        print(seen)
+        loop.close()
+    """) == "[]\n['handled']\n"
+
+
 # -- multiprocessing
 
 def answer(connection, loop=None):

@@ -143,6 +143,29 @@ def close_does_not_lock_out_those_who_wake(programs):
         programs[name]["look at eventfd"], programs[name]["write event"] = look_at_eventfd, write_event
 
 
+def looking_before(programs, store, running_on):
+    """The look at the inbox moves up before the store that it stands behind in the code, as a CPU may do unless a
+    fence forbids it."""
+    owner = programs["owner"]
+    owner["late store, empty"] = lambda *words, old=owner[store]: (old(*words), running_on)[1]
+    owner["late store, filled"] = lambda *words, old=owner[store]: (old(*words), f"{running_on}: take")[1]
+    owner[store] = lambda shared, local: "late store, filled" if shared["inbox"] else "late store, empty"
+
+
+def the_woken_owner_looks_before_it_says_that_it_runs(programs):
+    """Both its looks do: there is no system call between this one and that of the next turn."""
+    looking_before(programs, "wake set", "begin")
+
+
+def the_entering_owner_looks_before_it_says_that_it_runs(programs):
+    looking_before(programs, "enter set", "begin")
+
+
+def the_owner_looks_before_it_clears_the_notification(programs):
+    """Harmless: a poll that does not wait follows, and the next turn looks again."""
+    looking_before(programs, "clear notified", "look")
+
+
 @pytest.mark.parametrize("variant, fault", [
     (going_idle_by_a_plain_store, "a wake-up is lost"),
     (going_idle_whatever_was_notified, "a wake-up is lost"),
@@ -154,6 +177,8 @@ def close_does_not_lock_out_those_who_wake(programs):
     (the_inbox_is_not_turned_round, "out of order"),
     (a_poster_wakes_only_whom_it_saw_sleeping, "a wake-up is lost"),
     (the_woken_owner_does_not_say_that_it_runs, "a wake-up is lost"),
+    (the_woken_owner_looks_before_it_says_that_it_runs, "a wake-up is lost"),
+    (the_entering_owner_looks_before_it_says_that_it_runs, "a wake-up is lost"),
 ], ids=lambda value: getattr(value, "__name__", ""))
 def test_a_broken_variant_is_found(variant, fault):
     with pytest.raises(Broken, match=fault):
@@ -168,3 +193,7 @@ def test_an_owner_that_never_sleeps_is_found():
 def test_a_close_that_does_not_lock_is_found():
     with pytest.raises(Broken, match="written to after it was closed"):
         run_all(posts=(1, 1), close=True, change=close_does_not_lock_out_those_who_wake)
+
+
+def test_a_look_that_moves_up_before_the_notification_is_cleared_does_no_harm():
+    assert run_all(posts=(2, 1), change=the_owner_looks_before_it_clears_the_notification) > 10000

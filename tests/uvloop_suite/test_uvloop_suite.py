@@ -22,7 +22,6 @@ except LookupError as e:
 
 pytestmark = [
     pytest.mark.timeout(1800),      # the runner has tighter ones: per test and per class
-    pytest.mark.leaves("the processes that run ahead are started by threads"),
 ]
 
 
