@@ -15,6 +15,7 @@ import socket
 import ssl
 import sys
 import threading
+import weakref
 from asyncio import (base_events, constants, events, format_helpers, futures, protocols, tasks, trsock, unix_events)
 from asyncio.log import logger
 
@@ -34,6 +35,20 @@ def _format_callback(callback, args, debug):
         except TypeError:
             pass
     return format_helpers._format_callback_source(callback, args)
+
+
+if sys.version_info < (3, 12):          # asyncio does so itself from there on, for every wakeup fd
+    _with_self_pipe = weakref.WeakSet()
+
+    def _forget_wakeup_fd():
+        """A signal to a child must not be told to the parent, whose pair of sockets the child has too."""
+        current = signal.set_wakeup_fd(-1)
+        if current not in [loop._csock.fileno() for loop in _with_self_pipe if loop._csock is not None]:
+            signal.set_wakeup_fd(current)
+
+    os.register_at_fork(after_in_child=_forget_wakeup_fd)
+else:
+    _with_self_pipe = None
 
 
 class _SelectorView:
@@ -58,7 +73,10 @@ if (3, 12) <= sys.version_info < (3, 13, 1):
         """asyncio's race for the first connection breaks there if its tasks start eagerly (python/cpython#124309)."""
         if getattr(coro, "__qualname__", None) == "staggered_race.<locals>.run_one_coro":
             return tasks.Task(coro, loop=loop)
-        return base_events.BaseEventLoop.create_task(loop, coro, **options)
+        task = base_events.BaseEventLoop.create_task(loop, coro, **options)
+        if getattr(task, "_source_traceback", None):
+            del task._source_traceback[-1]      # this function
+        return task
 
 handle.configure(_format_callback, events.Handle, events.TimerHandle, getattr(events, "_ThreadSafeHandle", None))
 transport.configure(trsock.TransportSocket, logger)
@@ -143,6 +161,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
     def _ensure_self_pipe(self):
         if self._csock is None:
             super()._make_self_pipe()
+            if _with_self_pipe is not None:
+                _with_self_pipe.add(self)
 
     def _remake_self_pipe(self):
         """In a child: the parent reads from the pair that both have."""

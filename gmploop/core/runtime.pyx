@@ -136,6 +136,7 @@ cdef class LoopCore(G):
         self.own()
         gl_g_cas(&self.state, G_IDLE, G_RUNNABLE)       # fails when a post has done it
         gl_g_set(&self.state, G_RUNNING)
+        gl_fence_seq_cst()                              # as after a poll: the first look at the inbox stays behind it
         self.skip = self.skipped = self.empty_polls = 0
         return 0
 

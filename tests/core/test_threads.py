@@ -120,8 +120,9 @@ def test_posts_that_race_with_stop_run_in_the_next_run(loop):
         producer = threads.start(produce)
         runs = 0
         while producer.is_alive():
-            loop.call_later(0.001, loop.stop)
+            stop = loop.call_later(0.001, loop.stop)
             loop.run_forever()
+            stop.cancel()
             runs += 1
     loop.call_soon(loop.stop)
     loop.run_forever()
