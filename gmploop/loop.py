@@ -84,6 +84,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
     poller: "auto" or "epoll". debug: None (as `python -X dev` and PYTHONASYNCIODEBUG say), True or False.
     """
 
+    _files = None           # what gmploop.fs does its work with, once it was used
+
     def __init__(self, *, poller="auto", debug=None):
         config.resolve_poller(poller)           # epoll, or an error
         debug = config.resolve_debug(debug)
@@ -121,6 +123,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
             raise RuntimeError("Cannot close a running event loop")
         if self._closed:
             return
+        if self._files is not None:
+            self._files.close()
         super().close()
         self._close_core()
         self._internal_fds -= 1
