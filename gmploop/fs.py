@@ -93,12 +93,13 @@ async def _open(path, mode, flags, permissions):
         raise ValueError("embedded null byte")
     backend = _backend_of(loop)
     sys.audit("open", name, mode, flags)
-    d = await backend.open_file(encoded, flags, permissions, path)
-    d.name = path
+    d = await backend.open_file(encoded, flags, permissions, name)
+    d.name = name
     if d.is_dir:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    file = File(loop, backend, d, path, mode)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    file = File(loop, backend, d, name, mode)
     if flags & os.O_APPEND and d.regular:
+        file._appends = True
         file._position = await file._size()
     return file
 
@@ -148,6 +149,8 @@ class _Job:
         self._flying = False
 
     def __await__(self):
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError(f"the file belongs to {self._loop!r}, which this thread does not run")
         if self._d is not None:
             if self._d.fd < 0:
                 raise ValueError("I/O operation on closed file")
@@ -169,7 +172,7 @@ class _Job:
         return value
 
     def _done(self, job):
-        self._flying = False
+        self._flying, self._args = False, None
         if job.cancelled():             # the executor was shut down
             self._waiter.cancel()
         elif not self._waiter.done():
@@ -205,10 +208,10 @@ class _Threads:
         return self._job(d, _read, n, offset, d.regular)
 
     def readinto(self, d, buf, offset):
-        return self._job(d, _readinto, memoryview(buf).cast("B"), offset, d.regular)
+        return self._job(d, _readinto, _bytes_of(buf), offset, d.regular)
 
     def write(self, d, data, offset):
-        return self._job(d, _write, memoryview(data).cast("B"), offset)
+        return self._job(d, _write, _bytes_of(data), offset)
 
     def fsync(self, d, data_only):
         return self._job(d, getattr(os, "fdatasync", os.fsync) if data_only else os.fsync)
@@ -221,6 +224,13 @@ class _Threads:
 
     def close(self):
         pass
+
+
+def _bytes_of(buf):
+    view = memoryview(buf)
+    if not view.c_contiguous:
+        raise BufferError("the buffer is not C-contiguous")
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def _open_descriptor(path, flags, permissions):
@@ -275,6 +285,7 @@ class File:
         self._position = 0          # of the next byte that is read or written; nothing where there are no positions
         self._ahead, self._taken = b"", 0       # what readline() has read ahead, and how much of it was taken
         self._busy, self._queue = False, collections.deque()    # whose turn it is to use the position
+        self._appends = False       # the system writes at the end, wherever the position is
         self._op = None             # the last operation of this turn
 
     name = property(lambda self: self._name, doc="What was given to open().")
@@ -313,19 +324,26 @@ class File:
 
     async def pread(self, n, offset):
         """Up to n bytes from the offset; fewer only at the end of the file."""
-        self._check_reads()
-        return await self._io.read(self._d, _natural("n", n), _natural("offset", offset))
+        if self._closed or not self._reads:
+            self._check_reads()
+        if n < 0 or offset < 0:
+            raise _negative("n and offset", (n, offset))
+        return await self._io.read(self._d, n, offset)
 
     async def preadinto(self, buf, offset):
         """Read from the offset into a writable buffer; the number of bytes."""
         self._check_reads()
-        return await self._io.readinto(self._d, buf, _natural("offset", offset))
+        if offset < 0:
+            raise _negative("offset", offset)
+        return await self._io.readinto(self._d, buf, offset)
 
     async def pwrite(self, data, offset):
         """Write all of data at the offset (Linux: at the end, if the file was opened to append); the number of bytes."""
         self._check_writes()
+        if offset < 0:
+            raise _negative("offset", offset)
         self._forget_ahead()
-        return await self._io.write(self._d, data, _natural("offset", offset))
+        return await self._io.write(self._d, data, offset)
 
     async def fsync(self, *, data_only=False):
         """Have the disk keep what was written; data_only leaves out times and the like."""
@@ -406,9 +424,8 @@ class File:
             if not self._d.regular:
                 return await self._do(self._io.write(self._d, data, -1))
             self._forget_ahead()
-            appends = "a" in self._mode
-            n = await self._do(self._io.write(self._d, data, -1 if appends else self._position))
-            self._position = self._d.own_position() if appends else self._position + n
+            n = await self._do(self._io.write(self._d, data, -1 if self._appends else self._position))
+            self._position = self._d.own_position() if self._appends and n else self._position + n
             return n
         finally:
             self._end_turn_when_settled()
@@ -569,7 +586,5 @@ class File:
             self._ahead, self._taken = b"", 0
 
 
-def _natural(name, value):
-    if value < 0:
-        raise ValueError(f"{name} takes a number from 0, not {value!r}")
-    return value
+def _negative(name, value):
+    return ValueError(f"{name}: a number from 0 is taken, not {value!r}")

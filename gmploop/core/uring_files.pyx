@@ -434,7 +434,7 @@ cdef class FileOp:
         if self.has_view:
             self.has_view = False
             PyBuffer_Release(&self.view)
-        if self.kind == GL_OP_OPENAT and self.res > 0:
+        if self.kind == GL_OP_OPENAT and self.res >= 0:
             c_close(self.res)
             self.res = -1
         self.fut = self.data = self.d = None
@@ -544,6 +544,7 @@ cdef class FileRing(Watch):
         """Operation: open `path`; a Descriptor. `name` is for the error."""
         cdef FileOp op = FileOp.__new__(FileOp)
         op.ring, op.kind, op.data, op.flags, op.n, op.name = self, GL_OP_OPENAT, path, flags | O_CLOEXEC, mode, name
+        op.res = -1                         # 0 would be a descriptor
         return op
 
     def read(self, Descriptor d not None, Py_ssize_t n, long long offset):
@@ -703,6 +704,7 @@ cdef class FileRing(Watch):
         end with the error."""
         cdef uint64_t key
         cdef size_t slot
+        cdef FileOp op
         while True:
             key = gl_uring_take_back(&self.r)
             if key == 0:
@@ -713,7 +715,8 @@ cdef class FileRing(Watch):
         if error in (EAGAIN, EBUSY, ENOMEM) and self.flying > len(self.waiting):
             return 0
         while self.waiting:
-            self.settle(self.waiting.popleft(), -error)
+            op = self.waiting.popleft()
+            self.settle(op, -ECANCELED if op.kind == GL_OP_CLOSE else -error)
         return 0
 
     cdef int land(self, FileOp op, int res) except -1:
