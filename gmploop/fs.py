@@ -178,8 +178,8 @@ class _Job:
         elif not self._waiter.done():
             error = job.exception()
             self._waiter.set_result((None if error else job.result(), error))
-        else:
-            job.exception()             # nobody wants it; a Descriptor closes itself
+        elif job.exception() is None and isinstance(job.result(), Descriptor):
+            job.result().close_now()    # nobody wants it
         if self._d is not None:
             self._d.release()
         if self._settled is not None:
@@ -201,8 +201,9 @@ class _Threads:
     def _job(self, d, call, *args):
         return _Job(self._loop, d, d.name, call, *args)
 
-    def open_file(self, path, flags, permissions, name):
-        return _Job(self._loop, None, name, _open_descriptor, path, flags, permissions)
+    async def open_file(self, path, flags, permissions, name):
+        d = await _Job(self._loop, None, name, _open_descriptor, path, flags, permissions)
+        return d.moved()        # the last reference to what a thread has made may die late (free-threaded Python)
 
     def read(self, d, n, offset):
         return self._job(d, _read, n, offset, d.regular)

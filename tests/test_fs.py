@@ -560,7 +560,7 @@ def test_the_loop_closes_with_operations_in_flight(backend, files_loop, fifo, pa
         del file, disk, tasks, task
         gc.collect()
     if backend == "executor":
-        support.wait_until(lambda: support.result_of(guards[50].append, 1) is None)
+        support.wait_until(lambda: gc.collect() >= 0 and support.result_of(guards[50].append, 1) is None)
     os.close(writer)
     assert path.read_bytes() == LINES
 

@@ -206,7 +206,7 @@ cdef class Descriptor:
     def __cinit__(self, int fd, int flags, bint ring):
         cdef gl_file_info info
         self.fd = fd
-        if gl_file_look(fd, &info) < 0:
+        if fd < 0 or gl_file_look(fd, &info) < 0:
             return
         self.regular = S_ISREG(info.mode) or S_ISBLK(info.mode)
         self.is_dir = S_ISDIR(info.mode)
@@ -222,6 +222,13 @@ cdef class Descriptor:
         """The number, for whoever closes it now."""
         fd, self.fd = self.fd, -1
         return fd
+
+    def moved(self):
+        """A new object for the same descriptor, which this one loses."""
+        cdef Descriptor d = Descriptor.__new__(Descriptor, -1, 0, False)
+        d.regular, d.local, d.is_dir, d.cached_first = self.regular, self.local, self.is_dir, self.cached_first
+        d.fd, self.fd = self.fd, -1
+        return d
 
     def close_now(self):
         if self.fd >= 0:
