@@ -458,6 +458,26 @@ def test_cancelled_read_keeps_its_buffer(backend, run, fifo):
     run(main())
 
 
+def test_the_next_call_waits_for_a_cancelled_one(run, fifo, monkeypatch):
+    monkeypatch.setenv("GMPLOOP_FS", "executor")        # whose reads go on when they are cancelled
+
+    async def main():
+        writer = os.open(fifo, os.O_RDWR)
+        async with fs.open(fifo) as file:
+            first, second = bytearray(5), bytearray(5)
+            tasks = [asyncio.create_task(file.readinto(first)), asyncio.create_task(file.readinto(second))]
+            await support.turns(5)
+            tasks[0].cancel()
+            await support.turns(5)
+            second.append(1)                            # not in use yet
+            os.write(writer, b"1stly")
+            await until(lambda: support.result_of(second.append, 1) is BufferError)
+            os.write(writer, b"2ndly")
+            assert await tasks[1] == 5 and (first, second[:5]) == (b"1stly", b"2ndly")
+        os.close(writer)
+    run(main())
+
+
 def test_cancelled_reads_of_a_disk(backend, run, tmp_path):
     """Whenever the cancel comes, the file reads right afterwards and close() leaves nothing."""
     path = tmp_path / "file"
@@ -653,6 +673,7 @@ def test_fork_with_operations_in_flight(backend, path, fifo):
                 await fs.write_bytes(path + ".child", b"child")
             if os.environ["GMPLOOP_FS"] == "io_uring":      # the parent's threads are not here
                 async def go_on():
+                    assert await file.pwrite(b"x", 0) == 1
                     assert await file.pread(5, 0) == b"xxxxx"
                     try:
                         await reading
