@@ -24,11 +24,16 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Generator
+from typing import Any
 
 from gmploop.core.uring_files import Descriptor, FileRing
 from gmploop.loop import Loop
 
 __all__ = ["File", "open", "read_bytes", "write_bytes"]
+
+Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+Buffer = Any        # bytes-like; collections.abc.Buffer from Python 3.12
 
 BACKENDS = ("auto", "io_uring", "executor")
 _CHUNK = 65536      # what readline() reads ahead, and a read of unknown length at a time: one copy without a worker
@@ -37,7 +42,7 @@ _log = logging.getLogger("gmploop")
 _said = set()       # reasons for which the executor was taken, each logged once
 
 
-def open(path, mode="rb", *, flags=0, permissions=0o666):
+def open(path: Path, mode: str = "rb", *, flags: int = 0, permissions: int = 0o666) -> "_Opening":
     """Open a file: `await` it for a File, or use it with `async with`.
 
     path: str, bytes or path-like. mode: "rb", "wb", "xb" or "ab", with "+" to read and write, as the builtin open()
@@ -47,13 +52,17 @@ def open(path, mode="rb", *, flags=0, permissions=0o666):
     return _Opening(path, mode, flags | _flags_of(mode), permissions)
 
 
-async def read_bytes(path):
+async def read_bytes(path: Path) -> bytes:
     """The whole content of a file."""
-    async with open(path) as file:
+    opening = open(path)
+    backend, name = opening.start()
+    if type(backend) is FileRing and (data := backend.read_file_now(os.fsencode(name))) is not None:
+        return data
+    async with opening as file:
         return await file.read()
 
 
-async def write_bytes(path, data):
+async def write_bytes(path: Path, data: Buffer) -> int:
     """Make data the whole content of the file, which is made if it is not there; returns the number of bytes."""
     with memoryview(data):          # an error about data leaves the file as it is
         async with open(path, "wb") as file:
@@ -71,37 +80,44 @@ def _flags_of(mode):
 
 
 class _Opening:
+    _backend = None
+
     def __init__(self, path, mode, flags, permissions):
-        self._args = path, mode, flags, permissions
+        self._path, self._mode, self._flags, self._permissions = path, mode, flags, permissions
 
-    def __await__(self):
-        return _open(*self._args).__await__()
+    def __await__(self) -> Generator[Any, Any, "File"]:
+        return self._open().__await__()
 
-    async def __aenter__(self):
-        self._file = await _open(*self._args)
+    async def __aenter__(self) -> "File":
+        self._file = await self._open()
         return self._file
 
-    async def __aexit__(self, *exc):
+    async def __aexit__(self, *exc: object) -> None:
         await self._file.close()
 
+    def start(self):
+        """(back end, name), now that there is a running loop and it will be opened."""
+        self._name = name = os.fspath(self._path)
+        if ("\0" if isinstance(name, str) else b"\0") in name:
+            raise ValueError("embedded null byte")
+        self._loop = asyncio.get_running_loop()
+        self._backend = _backend_of(self._loop)
+        sys.audit("open", name, self._mode, self._flags)
+        return self._backend, name
 
-async def _open(path, mode, flags, permissions):
-    loop = asyncio.get_running_loop()
-    name = os.fspath(path)
-    encoded = os.fsencode(name)
-    if b"\0" in encoded:
-        raise ValueError("embedded null byte")
-    backend = _backend_of(loop)
-    sys.audit("open", name, mode, flags)
-    d = await backend.open_file(encoded, flags, permissions, name)
-    d.name = name
-    if d.is_dir:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-    file = File(loop, backend, d, name, mode)
-    if flags & os.O_APPEND and d.regular:
-        file._appends = True
-        file._position = await file._size()
-    return file
+    async def _open(self) -> "File":
+        if self._backend is None:
+            self.start()
+        flags, name, backend = self._flags, self._name, self._backend
+        d = await backend.open_file(os.fsencode(name), flags, self._permissions, name)
+        d.name = name
+        if d.is_dir:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+        file = File(self._loop, backend, d, name, self._mode)
+        if flags & os.O_APPEND and d.regular:
+            file._appends = True
+            file._position = await file._size()
+        return file
 
 
 # -- who does it
@@ -115,9 +131,9 @@ def _wanted_backend():
 
 def _backend_of(loop):
     """The loop's ring or executor, chosen when it is first wanted."""
-    ours = isinstance(loop, Loop)
-    backend = loop._files if ours else None
+    backend = getattr(loop, "_files", None)
     if backend is None:
+        ours = isinstance(loop, Loop)
         backend = _make_backend(loop, ours, _wanted_backend())
         if ours:
             loop._files = backend
@@ -208,6 +224,9 @@ class _Threads:
     def read(self, d, n, offset):
         return self._job(d, _read, n, offset, d.regular)
 
+    def read_now(self, d, n, offset):
+        return None
+
     def readinto(self, d, buf, offset):
         return self._job(d, _readinto, _bytes_of(buf), offset, d.regular)
 
@@ -289,32 +308,43 @@ class File:
         self._appends = False       # the system writes at the end, wherever the position is
         self._op = None             # the last operation of this turn
 
-    name = property(lambda self: self._name, doc="What was given to open().")
-    mode = property(lambda self: self._mode, doc="What was given to open().")
-    closed = property(lambda self: self._closed, doc="Whether close() was called.")
+    @property
+    def name(self) -> str | bytes:
+        """The path that was given to open()."""
+        return self._name
 
-    def fileno(self):
+    @property
+    def mode(self) -> str:
+        """The mode that was given to open()."""
+        return self._mode
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._closed
+
+    def fileno(self) -> int:
         """The descriptor's number. Its position in the system is not this file's."""
         self._check_open()
         return self._d.fd
 
-    def readable(self):
+    def readable(self) -> bool:
         return self._reads
 
-    def writable(self):
+    def writable(self) -> bool:
         return self._writes
 
-    def seekable(self):
+    def seekable(self) -> bool:
         return self._d.regular
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<gmploop.fs.File name={self._name!r} mode={self._mode!r}{' closed' if self._closed else ''}>"
 
-    async def __aenter__(self):
+    async def __aenter__(self) -> "File":
         self._check_open()
         return self
 
-    async def __aexit__(self, *exc):
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     def __del__(self):
@@ -323,22 +353,23 @@ class File:
 
     # -- at an offset: side by side
 
-    async def pread(self, n, offset):
+    async def pread(self, n: int, offset: int) -> bytes:
         """Up to n bytes from the offset; fewer only at the end of the file."""
         if self._closed or not self._reads:
             self._check_reads()
         if n < 0 or offset < 0:
             raise _negative("n and offset", (n, offset))
-        return await self._io.read(self._d, n, offset)
+        data = self._io.read_now(self._d, n, offset)
+        return await self._io.read(self._d, n, offset) if data is None else data
 
-    async def preadinto(self, buf, offset):
+    async def preadinto(self, buf: Buffer, offset: int) -> int:
         """Read from the offset into a writable buffer; the number of bytes."""
         self._check_reads()
         if offset < 0:
             raise _negative("offset", offset)
         return await self._io.readinto(self._d, buf, offset)
 
-    async def pwrite(self, data, offset):
+    async def pwrite(self, data: Buffer, offset: int) -> int:
         """Write all of data at the offset (Linux: at the end, if the file was opened to append); the number of bytes."""
         self._check_writes()
         if offset < 0:
@@ -346,18 +377,18 @@ class File:
         self._forget_ahead()
         return await self._io.write(self._d, data, offset)
 
-    async def fsync(self, *, data_only=False):
+    async def fsync(self, *, data_only: bool = False) -> None:
         """Have the disk keep what was written; data_only leaves out times and the like."""
         self._check_open()
         await self._io.fsync(self._d, data_only)
 
-    async def flush(self):
+    async def flush(self) -> None:
         """Does nothing: writes are not buffered."""
         self._check_open()
 
     # -- at the position: one after the other
 
-    async def read(self, n=-1):
+    async def read(self, n: int | None = -1) -> bytes:
         """Up to n bytes, fewer only at the end; all that is left if n is None or negative. b"" at the end.
 
         From a pipe or a terminal: what has come, up to n."""
@@ -368,13 +399,16 @@ class File:
                 return head + await self._read_to_end()
             if len(head) == n or head and not self._d.regular:
                 return head
-            data = await self._do(self._io.read(self._d, n - len(head), self._at()))
+            n -= len(head)
+            data = self._io.read_now(self._d, n, self._position)
+            if data is None:
+                data = await self._do(self._io.read(self._d, n, self._at()))
             self._position += len(data)
             return head + data if head else data
         finally:
             self._end_turn_when_settled()
 
-    async def readinto(self, buf):
+    async def readinto(self, buf: Buffer) -> int:
         """Read into a writable buffer, up to its length; the number of bytes, 0 at the end."""
         await self._turn(self._check_reads)
         try:
@@ -390,7 +424,7 @@ class File:
         finally:
             self._end_turn_when_settled()
 
-    async def readline(self, limit=-1):
+    async def readline(self, limit: int | None = -1) -> bytes:
         r"""The bytes up to and with the next b"\n", at most `limit` of them if that is not negative. b"" at the end."""
         if limit is None or limit < 0:
             limit = sys.maxsize
@@ -410,15 +444,15 @@ class File:
         finally:
             self._end_turn_when_settled()
 
-    def __aiter__(self):
+    def __aiter__(self) -> "File":
         return self
 
-    async def __anext__(self):
+    async def __anext__(self) -> bytes:
         if line := await self.readline():
             return line
         raise StopAsyncIteration
 
-    async def write(self, data):
+    async def write(self, data: Buffer) -> int:
         """Write all of data; the number of bytes."""
         await self._turn(self._check_writes)
         try:
@@ -431,7 +465,7 @@ class File:
         finally:
             self._end_turn_when_settled()
 
-    async def seek(self, offset, whence=os.SEEK_SET):
+    async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Move the position, from the start (0), from where it is (1) or from the end (2); returns it."""
         await self._turn(self._check_seekable)
         try:
@@ -448,13 +482,13 @@ class File:
         finally:
             self._end_turn_when_settled()
 
-    async def tell(self):
+    async def tell(self) -> int:
         """The position."""
         await self._turn(self._check_seekable)
         self._end_turn()
         return self._position
 
-    async def truncate(self, size=None):
+    async def truncate(self, size: int | None = None) -> int:
         """Cut the file, or lengthen it with zeros, to size bytes (default: to the position); returns the size."""
         await self._turn(self._check_writes)
         try:
@@ -466,7 +500,7 @@ class File:
         finally:
             self._end_turn_when_settled()
 
-    async def close(self):
+    async def close(self) -> None:
         """Close the file once the operations that run on it have ended. A second call does nothing."""
         if self._closed:
             return

@@ -4,6 +4,16 @@ from gmploop.core.poller cimport Watch, uint32_t
 cdef extern from "<stdint.h>":
     ctypedef unsigned long long uint64_t
 
+cdef extern from *:
+    """
+    #include <stdint.h>
+    /* What a descriptor is, and where: mount id and device, 0 where the system does not tell. Asks no server. */
+    typedef struct { uint32_t mode, major, minor; uint64_t size, mount; } gl_file_info;
+    """
+    ctypedef struct gl_file_info:
+        unsigned int mode, major, minor
+        uint64_t size, mount
+
 cdef extern from "uring.h" nogil:
     enum: GL_OP_FSYNC, GL_OP_ASYNC_CANCEL, GL_OP_OPENAT, GL_OP_CLOSE, GL_OP_READ, GL_OP_WRITE, GL_OP_FTRUNCATE
     enum: GL_SQE_ASYNC, GL_ENTER_GETEVENTS, GL_REGISTER_EVENTFD
@@ -80,8 +90,12 @@ cdef class FileRing(Watch):
     cdef list slots                 # slot -> FileOp or None
     cdef list free_slots
     cdef object waiting             # deque of flying operations that found the submission queue full
+    cdef uint64_t mount             # of the last local file; and its device
+    cdef unsigned int major, minor
     cdef bint pumping, pump_wanted, pump_queued
     cdef readonly bint closed
+    cdef bint is_local(self, gl_file_info *info) except -1
+    cdef int open_cached(self, const char *path, int flags, gl_file_info *info) except -2
     cdef int open(self) except -1
     cdef int let_go(self) except -1
     cdef int check(self) except -1

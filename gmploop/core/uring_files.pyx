@@ -57,9 +57,6 @@ cdef extern from *:
     #define O_DIRECT 0
     #endif
 
-    /* What a descriptor is, and where: mount id and device, 0 where the system does not tell. Asks no server. */
-    typedef struct { uint32_t mode, major, minor; uint64_t size, mount; } gl_file_info;
-
     #if defined(__linux__)
     #include <sys/eventfd.h>
     #include <sys/syscall.h>
@@ -142,9 +139,6 @@ cdef extern from *:
         return NULL;
     }
     """
-    ctypedef struct gl_file_info:
-        unsigned int mode, major, minor
-        uint64_t size, mount
     int gl_file_look(int, gl_file_info *)
     int gl_eventfd()
     Py_ssize_t gl_read_cached(int, void *, size_t, long long)
@@ -169,6 +163,7 @@ cdef enum:
     CACHED_MAX = 65536          # bytes copied inside the loop; above, a worker copies them (10 us on one machine)
     CREDIT = 64                 # about 50 us of 4 KB reads
     CREDIT_BYTES = 16384        # what costs one more of it
+    FILE_CREDIT = 8             # what a whole small file costs
     CHUNK_MAX = 0x7ffff000      # Linux moves no more in one call
     DRAIN_MS = 5000             # how long close() waits for what flies; guessed
 
@@ -366,31 +361,14 @@ cdef class FileOp:
         return True
 
     cdef int open_now(self) except -1:
-        """Open a file for reading whose path is cached and that is a regular one on a local filesystem: then nothing
-        waits. 1, or 0 for the ring to do it and to say what is wrong."""
+        """1 if the file could be opened at once; else 0, for the ring to do it and to say what is wrong."""
         cdef gl_file_info info
-        cdef const char *path = PyBytes_AS_STRING(self.data)
-        cdef int fd
-        cdef bint safe
-        if self.flags & (O_CREAT | O_TRUNC | O_ACCMODE) != O_RDONLY:
-            return 0
-        fd = gl_openat2_cached(path, O_PATH | O_CLOEXEC)    # to look at it without opening it
+        cdef int fd = self.ring.open_cached(PyBytes_AS_STRING(self.data), self.flags, &info)
         if fd < 0:
             return 0
-        safe = gl_file_look(fd, &info) == 0 and S_ISREG(info.mode) and info.mount != 0
-        c_close(fd)
-        if not safe or not mount_is_local(info.mount, info.major, info.minor):
-            return 0
-        # The path may lead to a fifo by now, or the file be leased: O_NONBLOCK keeps both from waiting.
-        fd = gl_openat2_cached(path, self.flags | O_NONBLOCK)
-        if fd < 0:
-            return 0
-        if gl_file_look(fd, &info) < 0 or not S_ISREG(info.mode):
-            c_close(fd)
-            return 0
+        self.res = fd
         if not self.flags & O_NONBLOCK:
             fcntl(fd, F_SETFL, self.flags & ~(O_CLOEXEC | O_ACCMODE))
-        self.res = fd
         return 1
 
     cdef object take(self):
@@ -544,6 +522,90 @@ cdef class FileRing(Watch):
                 self.settle(op, -ECANCELED)
         self.open()
         return 0
+
+    # -- what the caches have
+
+    cdef bint is_local(self, gl_file_info *info) except -1:
+        """As mount_is_local(), which is asked only when the mount is another than the last local one."""
+        if info.mount != self.mount or info.major != self.major or info.minor != self.minor:
+            if not info.mount or not mount_is_local(info.mount, info.major, info.minor):
+                return False
+            self.mount, self.major, self.minor = info.mount, info.major, info.minor
+        return True
+
+    cdef int open_cached(self, const char *path, int flags, gl_file_info *info) except -2:
+        """Open a file for reading whose path is cached and that is a regular one on a local filesystem: then nothing
+        waits. The descriptor, with O_NONBLOCK, and what it is; or -1."""
+        cdef int fd
+        cdef bint safe
+        if flags & (O_CREAT | O_TRUNC | O_ACCMODE) != O_RDONLY:
+            return -1
+        fd = gl_openat2_cached(path, O_PATH | O_CLOEXEC)    # to look at it: opening a fifo wakes its other end
+        if fd < 0:
+            return -1
+        try:
+            safe = gl_file_look(fd, info) == 0 and S_ISREG(info.mode) and self.is_local(info)
+        finally:
+            c_close(fd)
+        if not safe:
+            return -1
+        # The path may lead to a fifo by now, or the file be leased: O_NONBLOCK keeps both from waiting.
+        fd = gl_openat2_cached(path, flags | O_NONBLOCK)
+        if fd >= 0 and (gl_file_look(fd, info) < 0 or not S_ISREG(info.mode)):
+            c_close(fd)
+            return -1
+        return fd
+
+    def read_now(self, Descriptor d not None, Py_ssize_t n, long long offset):
+        """What read() would give, if all of it is cached and this turn's budget allows it; else None."""
+        cdef PyObject *data
+        cdef Py_ssize_t r, done = 0
+        self.check()
+        if self.credit <= 0 or n > CACHED_MAX or not d.cached_first or d.fd < 0:
+            return None
+        data = PyBytes_FromStringAndSize(NULL, n)
+        while done < n:
+            r = gl_read_cached(d.fd, PyBytes_AS_STRING(<object>data) + done, n - done, offset + done)
+            if r == 0:
+                _PyBytes_Resize(&data, done)
+                break
+            if r < 0:
+                if errno == EOPNOTSUPP or errno == ENOSYS:
+                    d.cached_first = False
+                Py_DECREF(<object>data)
+                return None
+            done += r
+        self.credit -= 1 + <int>(done // CREDIT_BYTES)
+        result = <object>data
+        Py_DECREF(result)
+        return result
+
+    def read_file_now(self, bytes path not None):
+        """The content of a small file, if all of it is cached; None if one has to wait for it."""
+        cdef gl_file_info info
+        cdef PyObject *data = NULL
+        cdef Py_ssize_t n = -1
+        cdef int fd
+        self.check()
+        if self.credit <= 0:
+            return None
+        self.credit -= FILE_CREDIT
+        fd = self.open_cached(PyBytes_AS_STRING(path), O_RDONLY | O_CLOEXEC, &info)
+        if fd < 0:
+            return None
+        try:
+            if 0 < info.size < CACHED_MAX:      # one byte more would tell that it has grown; in /proc all have 0
+                data = PyBytes_FromStringAndSize(NULL, info.size + 1)
+                n = gl_read_cached(fd, PyBytes_AS_STRING(<object>data), info.size + 1, 0)
+        finally:
+            c_close(fd)
+        if n != <Py_ssize_t>info.size:
+            Py_XDECREF(data)
+            return None
+        _PyBytes_Resize(&data, n)
+        result = <object>data
+        Py_DECREF(result)
+        return result
 
     # -- the operations
 
