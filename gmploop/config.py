@@ -75,5 +75,5 @@ def tunes_malloc() -> bool:
     value = os.environ.get("GMPLOOP_MALLOC") or "tuned"
     if value not in ("tuned", "system"):
         raise ValueError(f"GMPLOOP_MALLOC takes 'tuned' or 'system', not {value!r}")
-    return value == "tuned" and not any(
-        name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" and "malloc" in text for name, text in os.environ.items())
+    set_outside = "malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(name.startswith("MALLOC_") for name in os.environ)
+    return value == "tuned" and not set_outside

@@ -27,7 +27,8 @@ import warnings
 from collections.abc import Generator
 from typing import Any
 
-from gmploop.core.uring_files import Descriptor, FileRing
+from gmploop.core.descriptor import Descriptor
+from gmploop.core.uring_files import FileRing
 from gmploop.loop import Loop
 
 __all__ = ["File", "open", "read_bytes", "write_bytes"]

@@ -52,12 +52,20 @@ class _SelectorView:
         pass
 
 
-handle.configure(_format_callback, events.Handle, events.TimerHandle)
+_base_create_task = base_events.BaseEventLoop.create_task
+if (3, 12) <= sys.version_info < (3, 13, 1):
+    def _base_create_task(loop, coro, **options):
+        """asyncio's race for the first connection breaks there if its tasks start eagerly (python/cpython#124309)."""
+        if getattr(coro, "__qualname__", None) == "staggered_race.<locals>.run_one_coro":
+            return tasks.Task(coro, loop=loop)
+        return base_events.BaseEventLoop.create_task(loop, coro, **options)
+
+handle.configure(_format_callback, events.Handle, events.TimerHandle, getattr(events, "_ThreadSafeHandle", None))
 transport.configure(trsock.TransportSocket, logger)
 stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
 datagram.configure(transports.DatagramTransport)
 fdwatch.configure(ssl.SSLSocket, socket.socket)
-runtime.configure(tasks.Task, futures.Future, base_events.BaseEventLoop.create_task, socket.socket)
+runtime.configure(tasks, futures, _base_create_task, socket.socket)
 
 
 def _fileno(fd):
@@ -110,6 +118,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
         """Run until stop() is called."""
         self._check_closed()
         self._check_running()
+        if self._csock is not None and self._forked():
+            self._remake_self_pipe()
         wakeup = self._take_wakeup_fd()
         try:
             super().run_forever()
@@ -123,11 +133,13 @@ class Loop(runtime.LoopCore, _BaseLoop):
             raise RuntimeError("Cannot close a running event loop")
         if self._closed:
             return
-        if self._files is not None:
-            self._files.close()
-        super().close()
-        self._close_core()
-        self._internal_fds -= 1
+        try:
+            if self._files is not None:
+                self._files.close()
+            super().close()
+        finally:
+            self._close_core()
+            self._internal_fds -= 1
 
     def _make_self_pipe(self):
         """Called by asyncio's constructor. The pair is for signals only, so it is made when they are first wanted."""
@@ -135,6 +147,11 @@ class Loop(runtime.LoopCore, _BaseLoop):
     def _ensure_self_pipe(self):
         if self._csock is None:
             super()._make_self_pipe()
+
+    def _remake_self_pipe(self):
+        """In a child: the parent reads from the pair that both have."""
+        super()._close_self_pipe()
+        super()._make_self_pipe()
 
     def _close_self_pipe(self):
         if self._csock is not None:
@@ -160,7 +177,10 @@ class Loop(runtime.LoopCore, _BaseLoop):
             outer = -1
         if outer == -1 and self._signal_handlers:
             return                      # as stock: handlers stay set between two runs
-        current = signal.set_wakeup_fd(outer)
+        try:
+            current = signal.set_wakeup_fd(outer)
+        except (OSError, ValueError):       # closed by its owner during the run
+            current = signal.set_wakeup_fd(-1)
         if current not in (mine, -1):
             signal.set_wakeup_fd(current)       # somebody else's by now
 
@@ -208,6 +228,11 @@ class Loop(runtime.LoopCore, _BaseLoop):
             context["source_traceback"] = trace
         self.call_exception_handler(context)
 
+    def _event_error(self, watch, exc):
+        """A transport's callback failed where asyncio too lets the exception handler know and goes on."""
+        self.call_exception_handler({"message": f"Exception in callback of {watch!r}", "exception": exc,
+                                     "transport": watch, "protocol": getattr(watch, "_protocol", None)})
+
     def _check_call(self, method, callback):
         self._check_thread()
         self._check_callback(callback, method)
@@ -240,23 +265,30 @@ class Loop(runtime.LoopCore, _BaseLoop):
             return number
 
     def _ensure_fd_no_transport(self, fd):
-        user = runtime.transport_of(self, self._number(fd))
+        number = self._number(fd)
+        user = runtime.transport_of(self, number) if number < 1 << 31 else None
         if user is not None:
             raise RuntimeError(f"File descriptor {fd!r} is used by transport {user!r}")
 
-    def _add_reader(self, fd, callback, *args):
+    def _add_reader(self, fd, callback, *args, context=None):
         self._check_closed()
-        return fdwatch.add_io(self, self.poller, _fileno(fd), False, callback, args, fd)
+        return fdwatch.add_io(self, self.poller, _fileno(fd), False, callback, args, fd, context)
 
     def _remove_reader(self, fd):
-        return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), False)
+        return self._remove_io(fd, False)
 
-    def _add_writer(self, fd, callback, *args):
+    def _add_writer(self, fd, callback, *args, context=None):
         self._check_closed()
-        return fdwatch.add_io(self, self.poller, _fileno(fd), True, callback, args, fd)
+        return fdwatch.add_io(self, self.poller, _fileno(fd), True, callback, args, fd, context)
 
     def _remove_writer(self, fd):
-        return not self._closed and fdwatch.remove_io(self, self.poller, self._number(fd), True)
+        return self._remove_io(fd, True)
+
+    def _remove_io(self, fd, writing):
+        if self._closed:
+            return False
+        number = self._number(fd)
+        return number < 1 << 31 and fdwatch.remove_io(self, self.poller, number, writing)
 
     # -- sockets
 
@@ -284,17 +316,17 @@ class Loop(runtime.LoopCore, _BaseLoop):
 
     # -- transports
 
-    def _make_socket_transport(self, sock, protocol, waiter=None, *, extra=None, server=None):
+    def _make_socket_transport(self, sock, protocol, waiter=None, *, extra=None, server=None, context=None):
         self._ensure_fd_no_transport(sock)
         base_events._set_nodelay(sock)
-        return stream.SocketTransport(self, self.poller, sock, protocol, waiter, extra, server)
+        return stream.SocketTransport(self, self.poller, sock, protocol, waiter, extra, server, context)
 
     def _make_ssl_transport(self, rawsock, protocol, sslcontext, waiter=None, *, server_side=False,
-                            server_hostname=None, extra=None, server=None, **timeouts):
+                            server_hostname=None, extra=None, server=None, context=None, **timeouts):
         self._ensure_fd_no_transport(rawsock)
         ssl_protocol = transports.SSLProtocol(self, protocol, sslcontext, waiter, server_side, server_hostname,
                                               **timeouts)
-        self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server)
+        self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server, context=context)
         return ssl_protocol._app_transport
 
     async def start_tls(self, transport, protocol, sslcontext, **options):
@@ -313,8 +345,9 @@ class Loop(runtime.LoopCore, _BaseLoop):
     def _make_write_pipe_transport(self, pipe, protocol, waiter=None, extra=None):
         return transports.WritePipeTransport(self, pipe, protocol, waiter, extra)
 
-    def _child_watcher_callback(self, pid, returncode, transp):
-        self.call_soon_threadsafe(transports.process_exited, transp, returncode)
+    if sys.version_info < (3, 14):
+        def _child_watcher_callback(self, pid, returncode, transp):
+            self.call_soon_threadsafe(transports.process_exited, transp, returncode)
 
     def _make_datagram_transport(self, sock, protocol, address=None, waiter=None, extra=None):
         self._ensure_fd_no_transport(sock)
@@ -337,17 +370,21 @@ class Loop(runtime.LoopCore, _BaseLoop):
 
     def _accept_connection(self, protocol_factory, sock, sslcontext=None, server=None, backlog=100,
                            ssl_handshake_timeout=constants.SSL_HANDSHAKE_TIMEOUT,
-                           ssl_shutdown_timeout=constants.SSL_SHUTDOWN_TIMEOUT):
-        for _ in range(backlog):
+                           ssl_shutdown_timeout=constants.SSL_SHUTDOWN_TIMEOUT, context=None):
+        # context: since Python 3.15; each connection gets a copy of it. Earlier Pythons neither give nor take it.
+        more = () if context is None else (context,)
+        for _ in range(backlog + 1):
             try:
                 conn, address = sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except ConnectionAbortedError:
+                continue
+            except (BlockingIOError, InterruptedError):
                 return
             except OSError as exc:
                 if exc.errno not in _OUT_OF_RESOURCES:
                     raise
                 self._accept_later(exc, protocol_factory, sock, sslcontext, server, backlog, ssl_handshake_timeout,
-                                   ssl_shutdown_timeout)
+                                   ssl_shutdown_timeout, *more)
                 return
             if self._debug:
                 logger.debug("%r got a new connection from %r: %r", server, address, conn)
@@ -355,8 +392,13 @@ class Loop(runtime.LoopCore, _BaseLoop):
             options = {"extra": {"peername": address}, "server": server}
             if sslcontext:
                 options |= {"sslcontext": sslcontext, "server_side": True, "waiter": self.create_future(),
-                            "ssl_handshake_timeout": ssl_handshake_timeout, "ssl_shutdown_timeout": ssl_shutdown_timeout}
-            self._serve_accepted(protocol_factory, conn, **options)
+                            "ssl_handshake_timeout": ssl_handshake_timeout,
+                            "ssl_shutdown_timeout": ssl_shutdown_timeout}
+            if context is None:
+                self._serve_accepted(protocol_factory, conn, **options)
+            else:
+                own = context.copy()
+                own.run(self._serve_accepted, protocol_factory, conn, context=own, **options)
 
     def _serve_accepted(self, protocol_factory, conn, waiter=None, **options):
         """Without a task for each connection, as asyncio makes one; what fails is told as there, in debug mode."""

@@ -11,9 +11,10 @@ import struct
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import types
+
+import pytest
 
 import gmploop
 
@@ -54,9 +55,13 @@ def threads():
     return found
 
 
-def leftovers(look, before, timeout=3):
+#: Seconds that what a test has left gets to go away.
+PATIENCE = 3
+
+
+def leftovers(look, before):
     """What `look()` has more than `before`, once it has had time to go away."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + PATIENCE
     while left := look() - before:
         gc.collect()
         if time.monotonic() > deadline:
@@ -69,10 +74,6 @@ def inode(fd):
     """What a descriptor refers to: equal for two calls if nobody closed and reused the number between them."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
-
-
-def cpu_seconds():
-    return time.process_time()
 
 
 def wait_until(predicate, timeout=5):
@@ -105,6 +106,8 @@ def finish(loop):
         loop.run_until_complete(asyncio.wait(left, timeout=2))
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.run_until_complete(loop.shutdown_default_executor())
+    gc.collect()  # transports that somebody dropped are closed while their loop can still do it
+    loop.run_until_complete(turns(2))
     loop.close()
     return left
 
@@ -127,9 +130,15 @@ def warm_up(loop):
 
 
 async def turns(count):
-    """Let the loop make some turns."""
+    """Let the loop make some turns. A loop need not look for input and output in each of them."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def settle():
+    """Let the loop do what input and output there is: with nothing else to do it looks for some."""
+    for _ in range(3):
+        await asyncio.sleep(0.001)
 
 
 async def outcome(awaitable):
@@ -146,6 +155,15 @@ def result_of(function, *args, **kwargs):
         return function(*args, **kwargs)
     except Exception as exc:
         return type(exc)
+
+
+# -- what a test leaves to the collector on purpose
+
+def left_open(function):
+    """For tests that leave a transport or a loop to the collector, which warns of it, by their very purpose."""
+    for message in "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning":
+        function = pytest.mark.filterwarnings(message)(function)
+    return function
 
 
 # -- child processes

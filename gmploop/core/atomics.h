@@ -15,6 +15,8 @@
 #define gl_store_release(p, v)    __atomic_store_n((p), (v), __ATOMIC_RELEASE)
 #define gl_exchange_acq_rel(p, v) __atomic_exchange_n((p), (v), __ATOMIC_ACQ_REL)
 #define gl_fetch_or_acq_rel(p, v) __atomic_fetch_or((p), (v), __ATOMIC_ACQ_REL)
+#define gl_fence_seq_cst()        __atomic_thread_fence(__ATOMIC_SEQ_CST)
+#define gl_fetch_and_acq_rel(p, v) __atomic_fetch_and((p), (v), __ATOMIC_ACQ_REL)
 
 static inline int gl_cas_int(int *p, int expected, int desired) {
     return __atomic_compare_exchange_n(p, &expected, desired, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);

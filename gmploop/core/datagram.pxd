@@ -14,6 +14,7 @@ cdef class DatagramTransport(Transport):
     cdef object last_address        # of the datagram that came last: most replies go there
     cdef sockaddr_storage last_sockaddr
     cdef socklen_t last_len
+    cdef int flushed(self) except -1
     cdef int rewatch(self) except -1
     cdef int read_one(self) except -1
     cdef object odd_address(self, sockaddr_storage *a, socklen_t size)

@@ -22,7 +22,6 @@ from gmploop.core.poller cimport (
     Poller, uint32_t, EV_IN, EV_OUT, EV_ERR, EV_HUP, EV_START, EV_LEVEL, RBUF)
 
 cdef extern from "Python.h":
-    object PyContext_CopyCurrent()
     int PyContext_Enter(object) except -1
     int PyContext_Exit(object) except -1
     object PyObject_CallMethodObjArgs(object, object, ...)
@@ -58,7 +57,7 @@ cdef extern from *:
     Py_ssize_t recvfrom(int, void *, size_t, int, sockaddr *, socklen_t *)
     Py_ssize_t c_send "send"(int, const void *, size_t, int)
     Py_ssize_t c_sendto "sendto"(int, const void *, size_t, int, const sockaddr *, socklen_t)
-    int MSG_NOSIGNAL, MSG_PEEK
+    int MSG_NOSIGNAL, MSG_DONTWAIT
 
 cdef enum:
     BURST = 16              # datagrams an event reads at most; guessed
@@ -83,7 +82,7 @@ cdef class DatagramTransport(Transport):
     def __init__(self, G loop not None, Poller poller not None, sock, protocol, address=None, waiter=None, extra=None):
         self.address = address
         self.queue = deque()
-        self.setup(loop, poller, sock, protocol, waiter, extra, None)
+        self.setup(loop, poller, sock, protocol, waiter, extra, None, None)
         self.connected = bool(self.extra["peername"])
 
     @property
@@ -115,6 +114,8 @@ cdef class DatagramTransport(Transport):
         if events & (EV_OUT | EV_ERR | EV_HUP) and self.wsize:
             self.flush_in_context()
         if events & (EV_IN | EV_ERR | EV_HUP):
+            if self.poller is None:
+                return self.displaced()
             self.events += 1
             for i in range(BURST):
                 if self.closing or self.paused or self.conn_lost or self.gone:
@@ -134,7 +135,7 @@ cdef class DatagramTransport(Transport):
         cdef socklen_t size = sizeof(a)
         cdef Py_ssize_t n
         cdef PyObject *known
-        n = recvfrom(self.fd, buf, RBUF, 0, <sockaddr *>&a, &size)
+        n = recvfrom(self.fd, buf, RBUF, MSG_DONTWAIT, <sockaddr *>&a, &size)
         if n < 0:
             if errno == EAGAIN or errno == EINTR:
                 return 0
@@ -221,7 +222,7 @@ cdef class DatagramTransport(Transport):
         if not self.queue and self.send_one(data, addr):
             return
         if not self.wsize:
-            self.wcontext = PyContext_CopyCurrent()
+            self.buffering_begins()
         self.queue.append((bytes(data), addr))
         self.wsize += len(self.queue[-1][0]) + HEADER
         self.rewatch()
@@ -237,9 +238,9 @@ cdef class DatagramTransport(Transport):
                 return 1
             PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
             if self.connected:
-                n = c_send(self.fd, view.buf, view.len, MSG_NOSIGNAL)
+                n = c_send(self.fd, view.buf, view.len, MSG_NOSIGNAL | MSG_DONTWAIT)
             else:
-                n = c_sendto(self.fd, view.buf, view.len, MSG_NOSIGNAL, <sockaddr *>&self.last_sockaddr, self.last_len)
+                n = c_sendto(self.fd, view.buf, view.len, MSG_NOSIGNAL | MSG_DONTWAIT, <sockaddr *>&self.last_sockaddr, self.last_len)
             PyBuffer_Release(&view)
             if n < 0:
                 if errno == EAGAIN or errno == EINTR:
@@ -262,7 +263,13 @@ cdef class DatagramTransport(Transport):
             if self.conn_lost:
                 return 0
             self.wsize -= len(data) + HEADER
-        self.maybe_resume()             # may send again
+        try:
+            self.maybe_resume()         # may send again
+        finally:
+            self.flushed()
+        return 0
+
+    cdef int flushed(self) except -1:
         if not self.queue and not self.conn_lost:
             if self.closing:
                 self.conn_lost += 1

@@ -17,12 +17,12 @@ from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE, 
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.object cimport PyObject
-from libc.errno cimport errno, EAGAIN, EINTR
+from libc.errno cimport errno, EAGAIN, EBADF, EINTR
 import collections.abc
 import weakref
 from gmploop.core.g cimport call_in
 from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
-from gmploop.core.poller cimport EV_IN, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_LEVEL, RBUF
+from gmploop.core.poller cimport EV_IN, EV_PRI, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_LEVEL, RBUF
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
@@ -43,7 +43,8 @@ cdef extern from *:
     """
     Py_ssize_t recv(int, void *, size_t, int)
     Py_ssize_t send(int, const void *, size_t, int)
-    int MSG_NOSIGNAL, SOCK_STREAM
+    int FLAGS "(MSG_NOSIGNAL | MSG_DONTWAIT)"
+    int SOCK_STREAM, AF_UNIX
     object gl_return(object)
 
 # Injected by gmploop.loop.
@@ -60,8 +61,9 @@ def configure(ssl_socket_type, plain_socket_type):
 @cython.final
 cdef class IOHandle:
     """What add_reader/add_writer set. cancel() keeps it from being called."""
-    def __init__(self, callback, args):
-        self.callback, self.args, self.context = callback, args, PyContext_CopyCurrent()
+    def __init__(self, callback, args, context=None):
+        self.callback, self.args = callback, args
+        self.context = PyContext_CopyCurrent() if context is None else context
 
     def cancel(self):
         self.cancelled_ = True
@@ -108,7 +110,7 @@ cdef class FdWatch(Watch):
             if self.writer is not None or self.writers:
                 mask |= EV_OUT
         elif self.sock != NULL:
-            mask = EV_IN | EV_RDHUP | (EV_OUT if self.writers or self.mask & (EV_OUT | EV_LEVEL) == EV_OUT else 0)
+            mask = EV_IN | EV_PRI | EV_RDHUP | (EV_OUT if self.writers or self.mask & (EV_OUT | EV_LEVEL) == EV_OUT else 0)
         self.poller.watch(self, mask)
         if not mask and self.poller is not None:
             self.poller.detach(self)
@@ -120,11 +122,13 @@ cdef class FdWatch(Watch):
         return self.update()
 
     cdef int on_events(self, uint32_t events) except -1:
-        cdef bint readable = events & (EV_IN | EV_RDHUP | EV_HUP | EV_ERR) != 0
+        cdef bint readable = events & (EV_IN | EV_PRI | EV_RDHUP | EV_HUP | EV_ERR) != 0
         cdef bint writable = events & (EV_OUT | EV_HUP | EV_ERR) != 0
         cdef IOHandle r = self.reader
         cdef IOHandle w = self.writer
-        if events & (EV_RDHUP | EV_HUP | EV_ERR):
+        if r is None and w is None and not self.readers and not self.writers and self.socket_closed():
+            return self.poller.detach(self) if self.poller is not None else 0
+        if events & (EV_RDHUP | EV_HUP | EV_ERR | EV_PRI):
             self.hangup = True
         if readable:
             self.drained = False
@@ -160,6 +164,13 @@ cdef class FdWatch(Watch):
             self.g._callback_error(h, exc)
         return 0
 
+    cdef bint socket_closed(self) except -1:
+        """Whether this was the registration of a socket that has been closed: the number is another file's by now."""
+        if self.sock_ref is None:
+            return False
+        sock = self.sock_ref()
+        return sock is None or sock.fileno() != self.fd
+
     def forget_socket(self, ref):
         if self.sock_ref is ref:
             self.sock, self.sock_ref = NULL, None
@@ -172,7 +183,7 @@ cdef class FdWatch(Watch):
 cdef FdWatch plain_watch(G g, Poller poller, int fd, bint make):
     """The fd's FdWatch, made if asked for. A transport that still uses the fd is refused by the caller."""
     cdef Watch w = poller.lookup(fd)
-    if isinstance(w, FdWatch):
+    if isinstance(w, FdWatch) and not (make and (<FdWatch>w).socket_closed()):
         return <FdWatch>w
     return FdWatch(g, poller, fd) if make else None
 
@@ -185,11 +196,12 @@ def find_closed(Poller poller not None, fileobj):
     return -1
 
 
-def add_io(G g not None, Poller poller not None, int fd, bint writing, callback, tuple args, fileobj=None):
+def add_io(G g not None, Poller poller not None, int fd, bint writing, callback, tuple args, fileobj=None,
+           context=None):
     """Set the callback of one direction; returns its handle. The former one is cancelled."""
     cdef FdWatch w = plain_watch(g, poller, fd, True)
     w.fileobj = fileobj
-    cdef IOHandle handle = IOHandle(callback, args)
+    cdef IOHandle handle = IOHandle(callback, args, context)
     cdef IOHandle old = w.writer if writing else w.reader
     if writing:
         w.writer = handle
@@ -232,7 +244,7 @@ cpdef enum SockKind:
     OP_RECV = 0
     OP_RECV_INTO = 1
     OP_SENDALL = 2
-    OP_CALL_READ = 3        # fn(*args), fn a callable or a method's name, until it does not block, waiting for the socket to be readable
+    OP_CALL_READ = 3        # fn(*args), fn a callable or a method's name, until it does not block; waits for readable
     OP_CALL_WRITE = 4       # the same, writable
     OP_SENDALL_BY_CALL = 5  # fn is "send"
 
@@ -312,6 +324,10 @@ cdef class SockOp:
             if not self.fut.done():
                 raise RuntimeError("await wasn't used with future")
             self.fut = None
+            if self.sock.fileno() != self.fd:       # closed meanwhile: the number may be somebody else's by now
+                error = OSError(EBADF, f"{self.sock!r} was closed while a call waited for it")
+                self.finish()
+                raise error
         elif self.state == ENDED:
             raise RuntimeError("cannot reuse already awaited coroutine")
         self.state = TRYING
@@ -331,7 +347,12 @@ cdef class SockOp:
         self.fd = self.sock.fileno()
         if self.kind == OP_RECV_INTO or self.kind == OP_SENDALL or self.kind == OP_SENDALL_BY_CALL:
             flags = PyBUF_WRITABLE if self.kind == OP_RECV_INTO else PyBUF_SIMPLE
-            PyObject_GetBuffer(self.args, &self.view, flags)
+            try:
+                PyObject_GetBuffer(self.args, &self.view, flags)
+            except BufferError as exc:
+                if self.kind == OP_RECV_INTO:
+                    raise TypeError(f"sock_recv_into() wants a read-write bytes-like object, not {self.args!r}") from exc
+                raise
             self.has_view = True
             self.n = self.view.len
         elif self.kind == OP_RECV:
@@ -339,8 +360,6 @@ cdef class SockOp:
             if self.n < 0:
                 raise ValueError("negative buffersize in recv")
         cdef Watch w = self.poller.lookup(self.fd)
-        if w is not None and not w.is_ended() and w.is_transport():
-            raise RuntimeError(f"File descriptor {self.fd!r} is used by transport {w!r}")
         if isinstance(w, FdWatch) and (<FdWatch>w).sock == <PyObject *>self.sock:
             self.w = <FdWatch>w
         return None
@@ -348,6 +367,10 @@ cdef class SockOp:
     cdef int register(self) except -1:
         """The first wait of this socket: a registration of its own, unless add_reader/add_writer has one."""
         cdef Watch w = self.poller.lookup(self.fd)
+        if self.poller.closed:
+            raise RuntimeError("Event loop is closed")
+        if w is not None and not w.is_ended() and w.is_transport():
+            raise RuntimeError(f"File descriptor {self.fd!r} is used by transport {w!r}")
         if isinstance(w, FdWatch) and ((<FdWatch>w).mask & EV_LEVEL or (<FdWatch>w).sock == <PyObject *>self.sock):
             self.w = <FdWatch>w
         else:
@@ -355,7 +378,8 @@ cdef class SockOp:
         if self.w.sock != <PyObject *>self.sock:
             self.w.sock_ref = weakref.ref(self.sock, self.w.forget_socket)
             self.w.sock = <PyObject *>self.sock
-            self.w.stream = self.sock.type == SOCK_STREAM
+            # On Unix sockets a read ends behind a message with a descriptor: short, and yet there may be more.
+            self.w.stream = self.sock.type == SOCK_STREAM and self.sock.family != AF_UNIX
         return 0
 
     cdef object wait(self):
@@ -382,11 +406,11 @@ cdef class SockOp:
                 return self.wait()
             if self.n <= RBUF:
                 buf = self.poller.read_buffer()
-                n = recv(self.fd, buf, self.n, 0)
+                n = recv(self.fd, buf, self.n, FLAGS)
                 data = PyBytes_FromStringAndSize(buf, n) if n >= 0 else None
             else:
                 data = PyBytes_FromStringAndSize(NULL, self.n)
-                n = recv(self.fd, PyBytes_AS_STRING(data), self.n, 0)
+                n = recv(self.fd, PyBytes_AS_STRING(data), self.n, FLAGS)
                 if 0 <= n < self.n:
                     data = data[:n]
             if n >= 0:
@@ -394,12 +418,12 @@ cdef class SockOp:
         elif self.kind == OP_RECV_INTO:
             if self.w is not None and self.w.drained:
                 return self.wait()
-            n = recv(self.fd, self.view.buf, self.n, 0)
+            n = recv(self.fd, self.view.buf, self.n, FLAGS)
             if n >= 0:
                 return self.received(n, n)
         elif self.kind == OP_SENDALL:
             while self.done < self.n:
-                n = send(self.fd, <char *>self.view.buf + self.done, self.n - self.done, MSG_NOSIGNAL)
+                n = send(self.fd, <char *>self.view.buf + self.done, self.n - self.done, FLAGS)
                 if n < 0:
                     break
                 self.done += n

@@ -25,8 +25,9 @@ cdef enum:
 cdef class G:
     cdef gl_world w         # owner, lock, timer heap
     cdef int state          # gstate.h; written by CAS from any thread
-    cdef gl_ring ready      # Handle pointers, and Watch pointers with bit 0 set; each a reference. Owner, or under w.lock
+    cdef gl_ring ready      # Handle pointers, and Watch pointers with bit 0 set; each a reference. Owner only
     cdef PyObject *inbox    # newest first list of Handles linked by `next`; pushed by CAS, taken whole by the owner
+    cdef PyObject *taken    # what the owner took from there and has not queued yet, oldest first; mostly empty
     cdef PyObject *pool[POOL]
     cdef int npool
     cdef object __weakref__

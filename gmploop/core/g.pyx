@@ -19,7 +19,7 @@ cimport cython
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF, PyTypeObject
 from cpython.object cimport PyObject
 from gmploop.core.handle cimport (
-    make_handle, CANCELLED, FOREIGN, GL_FREE_THREADED, gl_world_mine, gl_load_relaxed, gl_lock, gl_unlock,
+    make_handle, CANCELLED, THREADSAFE, RUNNING, cancel_waits, gl_fetch_or_acq_rel, gl_fetch_and_acq_rel,
     gl_timers_push, gl_timers_remove, gl_timers_free)
 
 cdef extern from "Python.h":
@@ -37,6 +37,9 @@ cdef extern from "Python.h":
     ctypedef struct SlotsOfType "PyTypeObject":
         traverseproc tp_traverse
         inquiry tp_clear
+
+cdef extern from "pythread.h":
+    unsigned long PyThread_get_thread_ident()
 
 cdef extern from "atomics.h" nogil:
     void *gl_exchange_acq_rel(PyObject **, PyObject *)
@@ -150,7 +153,6 @@ cdef class G:
         """Hand a handle over from a thread that does not run this world; wakes it if it sleeps."""
         cdef PyObject *head
         h.w = &self.w
-        h.flags |= FOREIGN
         Py_INCREF(h)
         while True:                         # release: pairs with the exchange in drain_inbox
             head = load_head(&self.inbox)
@@ -165,19 +167,20 @@ cdef class G:
         """Append what was posted to the ready ring, oldest first. By the owner."""
         cdef PyObject *p
         cdef PyObject *next
-        cdef PyObject *oldest = NULL
-        if load_head(&self.inbox) == NULL:
-            return 0
-        p = <PyObject *>gl_exchange_acq_rel(&self.inbox, NULL)
-        while p != NULL:
-            next = (<Handle>p).next
-            (<Handle>p).next = oldest
-            oldest, p = p, next
-        while oldest != NULL:
-            next = (<Handle>oldest).next
-            (<Handle>oldest).next = NULL
-            self.push_entry(<size_t>oldest)
-            oldest = next
+        if self.taken == NULL:
+            if load_head(&self.inbox) == NULL:
+                return 0
+            p = <PyObject *>gl_exchange_acq_rel(&self.inbox, NULL)
+            while p != NULL:
+                next = (<Handle>p).next
+                (<Handle>p).next = self.taken
+                self.taken, p = p, next
+        while self.taken != NULL:
+            p = self.taken
+            if gl_ring_push(&self.ready, <size_t>p) < 0:
+                raise MemoryError()         # what is left stays in `taken` for the next time
+            self.taken = (<Handle>p).next
+            (<Handle>p).next = NULL
         return 0
 
     cdef int add_timer(self, TimerHandle h, double key) except -1:
@@ -209,11 +212,17 @@ cdef class G:
         cdef PyObject *args
         cdef PyObject *ctx
         h.w = NULL
-        if h.flags & CANCELLED or h.callback == NULL:
+        if h.flags & CANCELLED:
             h.drop()
             return 0
-        cb, args, ctx = h.callback, h.args, h.context
-        h.callback = h.args = h.context = NULL
+        if h.flags & THREADSAFE and cancel_waits():
+            h.next = <PyObject *><size_t>PyThread_get_thread_ident()
+            if gl_fetch_or_acq_rel(&h.flags, RUNNING) & CANCELLED:
+                gl_fetch_and_acq_rel(&h.flags, ~RUNNING)
+                h.drop()
+                return 0
+        if not h.take(&cb, &args, &ctx):
+            return 0                        # cancelled in this moment
         try:
             call_in(<object>ctx, cb, args)
         except BaseException as exc:
@@ -223,8 +232,11 @@ cdef class G:
                     raise
                 self._callback_error(h, exc)
             finally:
+                gl_fetch_and_acq_rel(&h.flags, ~RUNNING)
                 h.drop()
             return 0
+        if h.flags & RUNNING:
+            gl_fetch_and_acq_rel(&h.flags, ~RUNNING)
         Py_DECREF(<object>cb)
         Py_DECREF(<object>args)
         Py_DECREF(<object>ctx)
@@ -255,9 +267,16 @@ cdef inline int visit_entry(size_t entry, visitproc visit, void *arg) noexcept:
     return r
 
 
+cdef int visit_list(PyObject *p, visitproc visit, void *arg) noexcept:
+    cdef int r = 0
+    while p != NULL and r == 0:
+        r = visit_entry(<size_t>p, visit, arg)
+        p = (<Handle>p).next
+    return r
+
+
 cdef int g_traverse(PyObject *o, visitproc visit, void *arg) noexcept:
     cdef size_t i
-    cdef PyObject *p
     cdef int r = base_traverse(o, visit, arg) if base_traverse != NULL else 0
     for i in range(gl_ring_len(&(<G>o).ready)):
         if r:
@@ -267,11 +286,8 @@ cdef int g_traverse(PyObject *o, visitproc visit, void *arg) noexcept:
         if r:
             return r
         r = visit_entry(<size_t>(<G>o).w.timers.a[i].item, visit, arg)
-    p = (<G>o).inbox
-    while p != NULL and r == 0:
-        r = visit_entry(<size_t>p, visit, arg)
-        p = (<Handle>p).next
-    return r
+    r = r or visit_list((<G>o).inbox, visit, arg)
+    return r or visit_list((<G>o).taken, visit, arg)
 
 
 cdef int g_clear(PyObject *o) noexcept:

@@ -27,29 +27,38 @@ cdef extern from "world.h" nogil:
     void gl_timers_free(gl_timers *)
     unsigned long gl_load_relaxed(unsigned long *)
     int gl_fetch_or_acq_rel(int *, int)
+    int gl_fetch_and_acq_rel(int *, int)
+    int load_flags "gl_load_acquire"(int *)
 
 cdef enum:
     CANCELLED = 1       # set by cancel() from any thread; the runner skips the callback
-    FOREIGN = 2         # came through the inbox
+    THREADSAFE = 2      # made by call_soon_threadsafe()
+    RUNNING = 4         # set by the runner on a THREADSAFE handle while the callback runs
+    LOCKED = 8          # free-threaded builds: somebody reads or takes callback, args, context
 
 cdef class Handle:
     cdef PyObject *callback         # NULL once the callback was taken to be run, or cancelled
     cdef PyObject *args             # a tuple
     cdef PyObject *context
-    cdef PyObject *next             # link of the inbox, owned by whoever holds the list
+    cdef PyObject *next             # link of the inbox, owned by whoever holds the list; while RUNNING: the runner's
+                                    # thread identity
     cdef gl_world *w                # borrowed; set while queued
     cdef int flags
     cdef object source_traceback
     cdef object cancelled_repr
     cdef object __weakref__
+    cdef bint take(self, PyObject **callback, PyObject **args, PyObject **context) noexcept
+    cdef object peek(self, int which)
     cdef int drop(self) except -1
     cdef int do_cancel(self) except -1
+    cdef int wait_while_running(self) except -1
     cdef int unqueue(self) except -1
-    cdef int cancel_idle(self, gl_world *w) except -1
+    cdef int unqueue_idle(self, gl_world *w) except -1
 
 cdef class TimerHandle(Handle):
     cdef double when_
     cdef Py_ssize_t pos             # index in the heap, -1 outside
 
+cdef bint cancel_waits()
 cdef Handle make_handle(object callback, tuple args, object context)
 cdef TimerHandle make_timer(double when, object callback, tuple args, object context)

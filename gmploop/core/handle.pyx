@@ -6,8 +6,9 @@ has to: running takes callback and arguments out, cancelling drops them at once,
 cancelled, and closing a loop empties its queues. While a handle is queued, the world's own traverse visits what the
 handle holds (`g.pyx`), so that cycles through a queued callback are found.
 
-Thread safety: cancel() from any thread. On free-threaded builds only the thread that runs the world touches the fields
-of a queued handle; another thread's cancel() leaves a flag, and the runner drops what the handle held.
+Thread safety: all methods from any thread. On free-threaded builds whoever takes or reads callback, args and context
+holds the handle's LOCKED bit for that moment, and takes all three; queues and heap are the owner's (`world.h`), so
+another thread's cancel() leaves the emptied handle where it is queued, and the runner drops it.
 """
 cimport cython
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
@@ -19,6 +20,23 @@ cdef extern from *:
     """
     bint gl_in_main_interpreter()
 
+cdef extern from "atomics.h" nogil:
+    """
+    #define GL_LOCKED 8
+    static inline void lock_handle(int *flags) {
+        while (__atomic_fetch_or(flags, GL_LOCKED, __ATOMIC_ACQUIRE) & GL_LOCKED) sched_yield();
+    }
+    static inline void unlock_handle(int *flags) { __atomic_fetch_and(flags, ~GL_LOCKED, __ATOMIC_RELEASE); }
+    """
+    void lock_handle(int *)
+    void unlock_handle(int *)
+
+cdef extern from "pythread.h":
+    unsigned long PyThread_get_thread_ident()
+
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int)
+
 if not gl_in_main_interpreter():
     raise ImportError("gmploop runs in the main interpreter only, not in sub-interpreters")
 
@@ -26,12 +44,22 @@ if not gl_in_main_interpreter():
 cdef object format_callback = None
 cdef type stock_handle = None
 cdef type stock_timer_handle = None
+cdef type stock_threadsafe_handle = None
 
 
-def configure(formatter, handle_type, timer_handle_type):
-    """Set what handles need of asyncio: the formatter of callbacks and the types that isinstance() should answer."""
-    global format_callback, stock_handle, stock_timer_handle
+def configure(formatter, handle_type, timer_handle_type, threadsafe_handle_type):
+    """Set what handles need of asyncio: the formatter of callbacks and the types that isinstance() should answer.
+
+    With a type for thread-safe handles (Python 3.14 on), cancel() and cancelled() of those wait, as there, until a
+    callback that another thread is running has ended.
+    """
+    global format_callback, stock_handle, stock_timer_handle, stock_threadsafe_handle
     format_callback, stock_handle, stock_timer_handle = formatter, handle_type, timer_handle_type
+    stock_threadsafe_handle = threadsafe_handle_type
+
+
+cdef bint cancel_waits():
+    return stock_threadsafe_handle is not None
 
 
 @cython.no_gc
@@ -44,49 +72,68 @@ cdef class Handle:
 
     @property
     def __class__(self):
+        if self.flags & THREADSAFE and stock_threadsafe_handle is not None:
+            return stock_threadsafe_handle
         return stock_handle if stock_handle is not None else Handle
+
+    cdef bint take(self, PyObject **callback, PyObject **args, PyObject **context) noexcept:
+        """Move callback, args and context, with their references, to the caller. False if they were taken before."""
+        if GL_FREE_THREADED:
+            lock_handle(&self.flags)
+        callback[0], args[0], context[0] = self.callback, self.args, self.context
+        self.callback = self.args = self.context = NULL
+        if GL_FREE_THREADED:
+            unlock_handle(&self.flags)
+        return callback[0] != NULL
+
+    cdef object peek(self, int which):
+        """One of callback (0), args (1), context (2); None once they are taken."""
+        cdef PyObject *p
+        if GL_FREE_THREADED:
+            lock_handle(&self.flags)
+        p = self.callback if which == 0 else self.args if which == 1 else self.context
+        value = <object>p if p != NULL else None
+        if GL_FREE_THREADED:
+            unlock_handle(&self.flags)
+        return value
 
     cdef int drop(self) except -1:
         """Let go of callback, arguments and context."""
-        cdef PyObject *cb = self.callback
-        cdef PyObject *args = self.args
-        cdef PyObject *ctx = self.context
-        self.callback = self.args = self.context = NULL
-        Py_XDECREF(cb)
-        Py_XDECREF(args)
-        Py_XDECREF(ctx)
+        cdef PyObject *cb
+        cdef PyObject *args
+        cdef PyObject *ctx
+        if self.take(&cb, &args, &ctx):
+            Py_DECREF(<object>cb)
+            Py_DECREF(<object>args)
+            Py_DECREF(<object>ctx)
         return 0
 
     cdef int do_cancel(self) except -1:
         cdef gl_world *w = self.w
-        if w != NULL and w.debug:
-            self.cancelled_repr = repr(self)
         if gl_fetch_or_acq_rel(&self.flags, CANCELLED) & CANCELLED:
-            return 0
+            return self.wait_while_running()
+        if w != NULL and w.debug:
+            self.cancelled_repr = repr(self)        # what it was, before that is dropped
         if not GL_FREE_THREADED or w == NULL or gl_world_mine(w):
             self.unqueue()
-            self.drop()
         elif gl_load_relaxed(&w.owner) == 0:
-            self.cancel_idle(w)
+            self.unqueue_idle(w)
+        self.drop()
+        return self.wait_while_running()
+
+    cdef int wait_while_running(self) except -1:
+        """Either the runner sees CANCELLED after it has set RUNNING and skips the callback, or it is seen here."""
+        while load_flags(&self.flags) & RUNNING and <size_t>self.next != PyThread_get_thread_ident():
+            with nogil:
+                usleep(50)
         return 0
 
     cdef int unqueue(self) except -1:
         """Leave the heap, if this is a timer in one."""
         return 0
 
-    cdef int cancel_idle(self, gl_world *w) except -1:
-        # Nobody runs the world: whoever enters it takes the lock first, so what happens under it happens before.
-        cdef PyObject *cb = NULL
-        cdef PyObject *args = NULL
-        cdef PyObject *ctx = NULL
-        gl_lock(&w.lock)
-        if gl_load_relaxed(&w.owner) == 0:
-            cb, args, ctx = self.callback, self.args, self.context
-            self.callback = self.args = self.context = NULL
-        gl_unlock(&w.lock)
-        Py_XDECREF(cb)
-        Py_XDECREF(args)
-        Py_XDECREF(ctx)
+    cdef int unqueue_idle(self, gl_world *w) except -1:
+        """The same while nobody runs the world: under the lock that whoever enters it takes first."""
         return 0
 
     def cancel(self):
@@ -95,11 +142,12 @@ cdef class Handle:
 
     def cancelled(self):
         """Whether cancel() was called."""
+        self.wait_while_running()
         return self.flags & CANCELLED != 0
 
     def get_context(self):
         """The contextvars.Context in which the callback runs."""
-        return <object>self.context if self.context != NULL else None
+        return self.peek(2)
 
     @property
     def _cancelled(self):
@@ -107,15 +155,15 @@ cdef class Handle:
 
     @property
     def _callback(self):
-        return <object>self.callback if self.callback != NULL else None
+        return self.peek(0)
 
     @property
     def _args(self):
-        return <object>self.args if self.args != NULL else None
+        return self.peek(1)
 
     @property
     def _context(self):
-        return <object>self.context if self.context != NULL else None
+        return self.peek(2)
 
     @property
     def _source_traceback(self):
@@ -126,12 +174,14 @@ cdef class Handle:
         self.source_traceback = value
 
     def _repr_info(self):
-        debug = self.w != NULL and self.w.debug
+        cdef gl_world *w = self.w
+        debug = w != NULL and w.debug
         info = [type(self).__name__]
         if self.flags & CANCELLED:
             info.append("cancelled")
-        if self.callback != NULL:
-            info.append(format_callback(<object>self.callback, <object>self.args, debug))
+        callback, args = self.peek(0), self.peek(1)
+        if callback is not None and args is not None:
+            info.append(format_callback(callback, args, debug))
         if self.source_traceback:
             frame = self.source_traceback[-1]
             info.append(f"created at {frame[0]}:{frame[1]}")
@@ -161,7 +211,7 @@ cdef class TimerHandle(Handle):
             Py_DECREF(<object>me)       # the heap's reference; the caller holds another
         return 0
 
-    cdef int cancel_idle(self, gl_world *w) except -1:
+    cdef int unqueue_idle(self, gl_world *w) except -1:
         cdef PyObject *me = NULL
         gl_lock(&w.lock)
         if gl_load_relaxed(&w.owner) == 0 and self.pos >= 0:
@@ -169,7 +219,6 @@ cdef class TimerHandle(Handle):
             self.w = NULL
         gl_unlock(&w.lock)
         if me != NULL:
-            self.drop()
             Py_DECREF(<object>me)
         return 0
 

@@ -8,6 +8,7 @@ cdef extern from "<stdint.h>":
 # What a watch is told of. The first four are epoll's own bits (other backends translate), the rest are ours.
 cdef enum:
     EV_IN = 0x001
+    EV_PRI = 0x002
     EV_OUT = 0x004
     EV_ERR = 0x008
     EV_HUP = 0x010
@@ -52,6 +53,7 @@ cdef class Poller:
     cdef int wake(self) except -1
     cdef int close(self) except -1
     cdef int after_fork(self) except -1
+    cdef int use_in_child(self, uint32_t mask) except -1
     cdef bint forked(self)
     cdef int reattach_all(self) except -1
 

@@ -23,6 +23,7 @@ close() ends it; a second call does nothing.
 from cpython.ref cimport Py_INCREF
 from cpython.object cimport PyObject
 from libc.stdlib cimport malloc, free
+from gmploop.core.handle cimport gl_load_relaxed
 
 cdef extern from *:
     """
@@ -57,9 +58,9 @@ cdef class Watch:
         """Put the watch in its world's ready ring (once), with these events."""
         self.revents |= events
         if not self.queued and self.g is not None:
-            self.queued = True
             Py_INCREF(self)
             self.g.push_entry(<size_t><PyObject *>self | 1)
+            self.queued = True
         return 0
 
 
@@ -113,6 +114,19 @@ cdef class Poller:
         w.mask = 0
         return 0
 
+    cdef int use_in_child(self, uint32_t mask) except -1:
+        """Called before a change when forked(): an idle world's poller starts anew; returns whether to go on.
+
+        A world that was running goes on in the parent only: in the child registering raises, and letting go of an fd
+        touches nothing, since the kernel objects are the parent's.
+        """
+        if self.g is None or gl_load_relaxed(&self.g.w.owner) == 0:
+            self.after_fork()
+            return 1
+        if mask:
+            raise RuntimeError(f"{self.g!r} was running when the process forked: it goes on in the parent only")
+        return 0
+
     cdef bint forked(self):
         return self.fork_gen != gl_fork_generation
 
@@ -152,7 +166,12 @@ cdef class Poller:
 
     cdef int close(self) except -1:
         self.closed = True
+        for w in self.table:
+            if w is not None:
+                (<Watch>w).poller = None
         self.table.clear()
+        free(self.rbuf)
+        self.rbuf = NULL
         return 0
 
     cdef int after_fork(self) except -1:

@@ -11,8 +11,12 @@ cdef extern from "<sys/epoll.h>" nogil:
 cdef enum:
     MAX_EVENTS = 256        # a kernel copy of 3 KB a call; more ready fds are told by the next poll, none is starved
 
+cdef enum:
+    MAX_ORPHANS = 64        # events of registrations that cannot be undone, before the epoll is made anew; guessed
+
 cdef class EpollPoller(Poller):
     cdef int epfd
+    cdef int orphans            # events since the last fresh start that no watch wanted
     cdef int wakefd             # written by the owner under wake_lock, used by any thread under it
     cdef gl_spinlock wake_lock
     cdef epoll_event events[MAX_EVENTS]

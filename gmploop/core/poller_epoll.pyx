@@ -86,8 +86,9 @@ cdef class EpollPoller(Poller):
     cdef int watch(self, Watch w, uint32_t mask) except -1:
         if mask == w.mask:
             return 0
-        if self.forked():
-            self.after_fork()
+        if self.forked() and not self.use_in_child(mask):
+            w.mask = mask
+            return 0
         if not self.owns(w):
             return 0
         self.control(w, EPOLL_CTL_DEL if not mask else EPOLL_CTL_MOD if w.mask else EPOLL_CTL_ADD, mask)
@@ -95,6 +96,8 @@ cdef class EpollPoller(Poller):
         return 0
 
     cdef int rearm(self, Watch w) except -1:
+        if self.forked() and not self.use_in_child(w.mask):
+            return 0
         return self.control(w, EPOLL_CTL_MOD, w.mask) if self.owns(w) else 0
 
     cdef int control(self, Watch w, int op, uint32_t mask) except -1:
@@ -132,6 +135,12 @@ cdef class EpollPoller(Poller):
             w = self.lookup(fd)
             if w is not None and w.gen == <uint32_t>(token >> 32):
                 w.push(self.events[i].events)
+            else:
+                self.orphans += 1
+        if self.orphans > MAX_ORPHANS:
+            # Somewhere a duplicate keeps a registration alive that nobody here can name any more: start afresh.
+            self.orphans = 0
+            self.after_fork()
         return n
 
     cdef int wake(self) except -1:

@@ -28,6 +28,13 @@ static int gl_ring_grow(gl_ring *r) {
     return 0;
 }
 
+/* Makes room for n more entries; -1 without memory. */
+static inline int gl_ring_reserve(gl_ring *r, size_t n) {
+    while (!r->slots || gl_ring_len(r) + n > r->mask + 1)
+        if (gl_ring_grow(r) < 0) return -1;
+    return 0;
+}
+
 static inline int gl_ring_push(gl_ring *r, uintptr_t entry) {
     if (!r->slots || r->tail - r->head > r->mask)
         if (gl_ring_grow(r) < 0) return -1;

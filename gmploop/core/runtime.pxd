@@ -7,6 +7,7 @@ cdef class LoopCore(G):
     cdef public bint _stopping, _closed
     cdef public object _task_factory
     cdef object task_kwargs             # {"loop": self}, made once
+    cdef bint custom_call_at            # call_later() then goes through it, as asyncio's does
     cdef bint custom_time               # a subclass overrides time(): virtual clocks
     cdef unsigned int skipped, skip     # turns since the last poll; how many may pass while work is ready
     cdef unsigned int empty_polls
@@ -15,6 +16,8 @@ cdef class LoopCore(G):
     cdef int poll_io(self) except -1
     cdef int turn(self) except -1
     cdef long long wait_ns(self) except? -2
+    cdef int own(self) except -1
+    cdef int disown(self) except -1
     cdef int enter(self) except -1
     cdef int leave(self) except -1
     cdef int check_open(self) except -1

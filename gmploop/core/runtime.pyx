@@ -15,7 +15,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
 from libc.math cimport isnan, INFINITY
 from gmploop.core.handle cimport (
-    Handle, TimerHandle, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
+    Handle, TimerHandle, THREADSAFE, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
     GL_TICKS_LITTLE, gl_lock, gl_unlock)
 from gmploop.core.g cimport (
     gl_ring_len, gl_ring_pop, gl_g_cas, gl_g_set, gl_g_clear_notified, G_IDLE, G_RUNNABLE,
@@ -35,6 +35,7 @@ cdef extern from "pythread.h":
 
 cdef extern from "atomics.h" nogil:
     void gl_store_relaxed(unsigned long *, unsigned long)
+    void gl_fence_seq_cst()
 
 cdef extern from *:
     """
@@ -56,17 +57,19 @@ cdef enum:
     DAY_NS = 86400000000000     # asyncio's MAXIMUM_SELECT_TIMEOUT
 
 # Injected by gmploop.loop.
-cdef object Task = None
-cdef object Future = None
+cdef dict tasks_names = None
+cdef dict futures_names = None
 cdef object base_create_task = None
-cdef int OP_RECV = 0, OP_RECV_INTO = 1, OP_SENDALL = 2, OP_CALL_READ = 3, OP_CALL_WRITE = 4, OP_SENDALL_BY_CALL = 5
 cdef type socket_type = None
+cdef int OP_RECV = 0, OP_RECV_INTO = 1, OP_SENDALL = 2, OP_CALL_READ = 3, OP_CALL_WRITE = 4, OP_SENDALL_BY_CALL = 5
 
 
-def configure(task, future, create_task, plain_socket_type):
-    """Set what loops need of asyncio: Task, Future, and BaseEventLoop.create_task for the cases that are not hot."""
-    global Task, Future, base_create_task, socket_type
-    Task, Future, base_create_task, socket_type = task, future, create_task, plain_socket_type
+def configure(tasks_module, futures_module, create_task, plain_socket_type):
+    """Set what loops need of asyncio: its modules of Task and Future, and BaseEventLoop.create_task for the cases that
+    are not hot."""
+    global tasks_names, futures_names, base_create_task, socket_type
+    tasks_names, futures_names = vars(tasks_module), vars(futures_module)
+    base_create_task, socket_type = create_task, plain_socket_type
 
 
 def keep_freed_memory(long trim_bytes, long mmap_bytes):
@@ -81,6 +84,7 @@ cdef class LoopCore(G):
     def _open(self):
         """Open the poller. Once, by the constructor of the subclass."""
         self.custom_time = type(self).time is not LoopCore.time
+        self.custom_call_at = type(self).call_at is not LoopCore.call_at
         self.task_kwargs = {"loop": self}
         self.poller = EpollPoller(self)
 
@@ -97,14 +101,13 @@ cdef class LoopCore(G):
     @_thread_id.setter
     def _thread_id(self, value):
         """run_forever() of asyncio sets the thread's identity before its first turn and None after its last."""
-        if value is None:
-            if gl_load_relaxed(&self.w.owner):
-                self.leave()
-        elif not gl_load_relaxed(&self.w.owner):
+        if value is not None:
             self.enter()
+        elif gl_world_mine(&self.w):
+            self.leave()
 
-    cdef int enter(self) except -1:
-        """This thread becomes the M of this world."""
+    cdef int own(self) except -1:
+        """Make this thread the owner, or raise: nobody else touches ring, heap and handles then."""
         cdef bint taken
         gl_lock(&self.w.lock)
         taken = gl_load_relaxed(&self.w.owner) != 0
@@ -113,20 +116,34 @@ cdef class LoopCore(G):
         gl_unlock(&self.w.lock)
         if taken:
             raise RuntimeError("This event loop is already running")
+        return 0
+
+    cdef int disown(self) except -1:
+        gl_lock(&self.w.lock)
+        gl_store_relaxed(&self.w.owner, 0)
+        gl_unlock(&self.w.lock)
+        return 0
+
+    cdef int enter(self) except -1:
+        """This thread becomes the M of this world."""
+        if self.poller is None:
+            raise RuntimeError("the loop's constructor has not run")
+        if self.poller.forked() and not gl_load_relaxed(&self.w.owner):
+            self.poller.after_fork()
+        self.own()
         gl_g_cas(&self.state, G_IDLE, G_RUNNABLE)       # fails when a post has done it
         gl_g_set(&self.state, G_RUNNING)
         self.skip = self.skipped = self.empty_polls = 0
-        if self.poller is not None and self.poller.forked():
-            self.poller.after_fork()
         return 0
 
     cdef int leave(self) except -1:
         if not gl_g_cas(&self.state, G_RUNNING, G_IDLE):
             gl_g_set(&self.state, G_RUNNABLE)       # there is a post that no turn has seen
-        gl_lock(&self.w.lock)
-        gl_store_relaxed(&self.w.owner, 0)
-        gl_unlock(&self.w.lock)
-        return 0
+        return self.disown()
+
+    def _forked(self):
+        """Whether the process has forked since this loop's poller was made."""
+        return self.poller is not None and self.poller.forked()
 
     def is_running(self):
         """Whether a thread runs this loop."""
@@ -139,10 +156,16 @@ cdef class LoopCore(G):
         return gl_world_mine(&self.w)
 
     def _close_core(self):
-        """Drop what is queued and let the poller go."""
-        self.drop_queues()
-        if self.poller is not None:
-            self.poller.close()
+        """Drop what is queued, let the poller go, and cut the cycles that only the collector would find."""
+        self.own()
+        try:
+            self.drop_queues()
+            if self.poller is not None:
+                self.poller.close()
+                self.poller.g = None
+        finally:
+            self.disown()
+        self.task_kwargs = None
 
     cdef int check_open(self) except -1:
         if self._closed:
@@ -205,24 +228,24 @@ cdef class LoopCore(G):
             self._check_callback(callback, "call_soon_threadsafe")
         if context is None:
             context = PyContext_CopyCurrent()
-        if gl_world_mine(&self.w):
-            h = self.enqueue(callback, args, context)
-        else:
-            h = make_handle(callback, args, context)
-            if self.w.debug:
-                self._note_source(h)
-            self.post(h)
-            return h
+        h = make_handle(callback, args, context)
+        h.flags = THREADSAFE
         if self.w.debug:
             self._note_source(h)
+        if gl_world_mine(&self.w):
+            self.push_handle(h)
+        else:
+            self.post(h)
         return h
 
     def call_later(self, delay, callback, *args, context=None):
         """Call callback(*args) in `delay` seconds, never earlier. Returns a handle with when() and cancel()."""
         if delay is None:
             raise TypeError("delay must not be None")
-        return self.timer((self.time() if self.custom_time else gl_monotonic()) + delay, callback, args, context,
-                          "call_later")
+        when = (self.time() if self.custom_time else gl_monotonic()) + delay
+        if self.custom_call_at:
+            return self.call_at(when, callback, *args, context=context)
+        return self.timer(when, callback, args, context, "call_later")
 
     def call_at(self, when, callback, *args, context=None):
         """Call callback(*args) when the loop's time() has reached `when`, never earlier."""
@@ -321,7 +344,12 @@ cdef class LoopCore(G):
             Py_DECREF(w)
             w.queued = False
             events, w.revents = w.revents, 0
-            w.on_events(events)
+            try:
+                w.on_events(events)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as exc:
+                self._event_error(w, exc)
         else:
             h = <Handle>p
             Py_DECREF(h)
@@ -367,6 +395,8 @@ cdef class LoopCore(G):
     cdef int poll_io(self) except -1:
         cdef long long delay_ns = self.wait_ns()
         cdef int n
+        if self.poller is None:
+            raise RuntimeError("the loop's constructor has not run")
         if self.poller.forked():
             raise RuntimeError(f"{self!r} was running when the process forked: it goes on in the parent only")
         if delay_ns and not gl_g_cas(&self.state, G_RUNNING, G_IDLE):
@@ -380,6 +410,7 @@ cdef class LoopCore(G):
             finally:
                 gl_g_cas(&self.state, G_IDLE, G_RUNNABLE)
                 gl_g_set(&self.state, G_RUNNING)
+                gl_fence_seq_cst()          # with the poster's CAS on the inbox: it sees RUNNING, or we see its post
                 self.drain_inbox()
         else:
             n = self.poller.poll(0)
@@ -387,7 +418,7 @@ cdef class LoopCore(G):
         self.skipped = 0
         if n or delay_ns:
             self.skip = self.empty_polls = 0
-        elif self.skip < MAX_SKIP:
+        elif self.skip < MAX_SKIP and not self.custom_time:     # a clock of its own may run at any speed
             self.empty_polls += 1
             if self.empty_polls > 8:        # a few sleep(0) in a row poll each time, as on stock
                 self.skip = min(self.skip * 2 + 1, <unsigned int>MAX_SKIP)
@@ -396,25 +427,29 @@ cdef class LoopCore(G):
             self.take_due(self.clock())
         return 0
 
-    # -- futures and tasks
+    # -- futures and tasks. The types are looked up where asyncio has them, as asyncio does.
 
     def create_future(self):
         """A future of this loop."""
-        return Future(loop=self)
+        if self.task_kwargs is None:        # closed
+            return futures_names["Future"](loop=self)
+        return PyObject_Call(futures_names["Future"], (), self.task_kwargs)
 
     cdef object new_future(self):
-        return PyObject_Call(Future, (), self.task_kwargs)
+        return self.create_future()
 
     def create_task(self, coro, *, name=None, context=None, **kwargs):
         """Run a coroutine as a task of this loop."""
-        if self._task_factory is not None or self.w.debug or context is not None or kwargs:
-            if kwargs:
-                return base_create_task(self, coro, name=name, context=context, **kwargs)
-            return base_create_task(self, coro, name=name, context=context)
-        self.check_open()
-        if name is None:
-            return PyObject_Call(Task, (coro,), self.task_kwargs)
-        return Task(coro, loop=self, name=name)
+        if self._task_factory is None and not self.w.debug and context is None and not kwargs:
+            self.check_open()
+            if name is None:
+                return PyObject_Call(tasks_names["Task"], (coro,), self.task_kwargs)
+            return tasks_names["Task"](coro, loop=self, name=name)
+        if name is not None:
+            kwargs["name"] = name
+        if context is not None:
+            kwargs["context"] = context
+        return base_create_task(self, coro, **kwargs)
 
     # -- sock_*()
 
@@ -451,7 +486,7 @@ cdef class LoopCore(G):
 
 def transport_of(LoopCore loop not None, int fd):
     """The transport that uses the descriptor and is not closing, or None."""
-    cdef Watch w = loop.poller.lookup(fd)
+    cdef Watch w = loop.poller.lookup(fd) if loop.poller is not None else None
     return w if w is not None and w.is_transport() and not w.is_ended() else None
 
 

@@ -8,7 +8,7 @@ cdef class SocketTransport(Transport):
     cdef Py_ssize_t woff            # bytes of the first chunk that are sent
     cdef bint eof_sent, eof_got, buffered
     cdef bint drained               # the last read emptied the socket and no event has come since
-    cdef bint hangup                # the peer has shut down: after the data comes the end
+    cdef bint more                  # a short read does not mean that there is no more
     cdef object take_unread(self, Py_ssize_t most)
     cdef int read_data(self) except -1
     cdef int read_buffered(self) except -1
@@ -19,6 +19,7 @@ cdef class SocketTransport(Transport):
     cdef Py_ssize_t send_now(self, object data) except -2
     cdef int keep(self, object data, Py_ssize_t offset) except -1
     cdef int arm_write(self) except -1
+    cdef int flushed(self) except -1
     cdef int sent(self, Py_ssize_t n) except -1
     cdef int write_failed(self) except -1
     cdef int shutdown_write(self) except -1

@@ -2,8 +2,9 @@
 """SocketTransport: TCP and Unix stream sockets.
 
 Reading. The fd is registered once, edge-triggered. An event lets one read happen per turn, as on stock; a read that
-came back full, or that a hang-up may follow, queues the next one for the following turn (EV_AGAIN), so that one fast
-peer does not keep the others waiting. `drained` remembers whether the socket was left empty: while reading is paused,
+came back full, or that does not prove the socket empty, queues the next one for the following turn (EV_AGAIN), so that
+one fast peer does not keep the others waiting. A short read proves it, except (`more`) on Unix sockets, where a read ends
+behind a message with a descriptor; behind urgent data; and when the peer has shut down, where the end is still to come. `drained` remembers whether the socket was left empty: while reading is paused,
 events only clear it, and resume_reading() reads at once unless it is set. So no edge is lost and nothing is read that
 nobody wants.
 
@@ -19,10 +20,9 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
 from libc.errno cimport errno, EAGAIN, EINTR
 from gmploop.core.g cimport G, gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_at, gl_ring_free
-from gmploop.core.poller cimport Poller, uint32_t, EV_IN, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, EV_AGAIN, RBUF
+from gmploop.core.poller cimport Poller, uint32_t, EV_IN, EV_PRI, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, EV_AGAIN, RBUF
 
 cdef extern from "Python.h":
-    object PyContext_CopyCurrent()
     int PyContext_Enter(object) except -1
     int PyContext_Exit(object) except -1
     object PyObject_CallMethodOneArg(object, object, object)
@@ -47,7 +47,7 @@ cdef extern from *:
     Py_ssize_t recv(int, void *, size_t, int)
     Py_ssize_t send(int, const void *, size_t, int)
     Py_ssize_t sendmsg(int, const msghdr *, int)
-    int MSG_NOSIGNAL
+    int MSG_NOSIGNAL, MSG_DONTWAIT, AF_UNIX
     void set_errno(int)
 
 from libc.string cimport memcpy, memset
@@ -79,8 +79,10 @@ cdef class SocketTransport(Transport):
     """A stream socket's transport. Methods are asyncio.Transport's; from the thread that runs its loop, but for
     close() and abort(), which may come from any thread."""
 
-    def __init__(self, G loop not None, Poller poller not None, sock, protocol, waiter=None, extra=None, server=None):
-        self.setup(loop, poller, sock, protocol, waiter, extra, server)
+    def __init__(self, G loop not None, Poller poller not None, sock, protocol, waiter=None, extra=None, server=None,
+                 context=None):
+        self.more = sock.family == AF_UNIX
+        self.setup(loop, poller, sock, protocol, waiter, extra, server, context)
 
     @property
     def __class__(self):
@@ -94,7 +96,7 @@ cdef class SocketTransport(Transport):
         gl_ring_free(&self.wbuf)
 
     cdef uint32_t wanted(self):
-        return EV_IN | EV_RDHUP | (EV_OUT if self.wsize or self.mask & EV_OUT else 0)
+        return EV_IN | EV_PRI | EV_RDHUP | (EV_OUT if self.wsize or self.mask & EV_OUT else 0)
 
     cdef int clear_buffer(self) except -1:
         return self.clear_wbuf()
@@ -116,15 +118,24 @@ cdef class SocketTransport(Transport):
             return 0
         if events & (EV_OUT | EV_ERR | EV_HUP) and self.wsize:
             self.flush_in_context()
-        if events & (EV_IN | EV_ERR | EV_HUP | EV_RDHUP | EV_AGAIN):
+        if events & (EV_IN | EV_ERR | EV_HUP | EV_RDHUP | EV_PRI | EV_AGAIN):
             self.drained = False
-            if events & (EV_RDHUP | EV_HUP | EV_ERR):
-                self.hangup = True
+            if events & (EV_RDHUP | EV_HUP | EV_ERR | EV_PRI):
+                self.more = True
             if not (self.closing or self.paused or self.eof_got or self.conn_lost or not self.started):
                 context = self.context
                 PyContext_Enter(context)
                 try:
-                    self.read_buffered() if self.buffered else self.read_data()
+                    if self.poller is None:
+                        self.displaced()
+                    elif self.buffered:
+                        self.read_buffered()
+                    else:
+                        self.read_data()
+                except BaseException:           # SystemExit, KeyboardInterrupt: the loop may be run again
+                    self.drained = False
+                    self.push(EV_AGAIN)
+                    raise
                 finally:
                     PyContext_Exit(context)
         return 0
@@ -133,7 +144,7 @@ cdef class SocketTransport(Transport):
 
     cdef int after_read(self, Py_ssize_t n, Py_ssize_t asked) except -1:
         """Decide after a read of n > 0 bytes whether the socket may hold more."""
-        if n == asked or self.hangup:
+        if n == asked or self.more:
             if not (self.closing or self.paused or self.conn_lost):
                 self.push(EV_AGAIN)
         else:
@@ -142,7 +153,7 @@ cdef class SocketTransport(Transport):
 
     cdef int read_failed(self) except -1:
         if would_block():
-            self.drained = not self.hangup
+            self.drained = not self.more
             return 0
         try:
             PyErr_SetFromErrno(OSError)
@@ -158,13 +169,13 @@ cdef class SocketTransport(Transport):
             n = RBUF
         else:
             buf = self.poller.read_buffer()
-            n = recv(self.fd, buf, RBUF, 0)
+            n = recv(self.fd, buf, RBUF, MSG_DONTWAIT)
             if n < 0:
                 return self.read_failed()
             if n == 0:
                 return self.on_eof()
             data = PyBytes_FromStringAndSize(buf, n)
-        self.drained = n < RBUF and not self.hangup
+        self.drained = n < RBUF and not self.more
         try:
             PyObject_CallMethodOneArg(self.protocol, data_received, data)
         except (SystemExit, KeyboardInterrupt):
@@ -192,6 +203,8 @@ cdef class SocketTransport(Transport):
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
+            if isinstance(exc, BufferError):
+                exc = TypeError(f"get_buffer() must return a read-write bytes-like object, not {buf!r}")
             self.fatal(exc, "Fatal read error on socket transport")
             return 0
         asked = view.len
@@ -200,7 +213,7 @@ cdef class SocketTransport(Transport):
             n = asked = len(data)       # the socket was not asked: read on
             memcpy(view.buf, PyBytes_AS_STRING(data), n)
         else:
-            n = recv(self.fd, view.buf, asked, 0)
+            n = recv(self.fd, view.buf, asked, MSG_DONTWAIT)
         if n < 0:
             error = errno
             PyBuffer_Release(&view)
@@ -209,7 +222,7 @@ cdef class SocketTransport(Transport):
         PyBuffer_Release(&view)
         if n == 0:
             return self.on_eof()
-        self.drained = n < asked and not self.hangup
+        self.drained = n < asked and not self.more
         try:
             self.protocol.buffer_updated(n)
         except (SystemExit, KeyboardInterrupt):
@@ -228,6 +241,7 @@ cdef class SocketTransport(Transport):
         if data:
             self.unread = data
             self.drained = False
+            self.push(EV_AGAIN)
 
     cdef int on_eof(self) except -1:
         self.debug_log("received EOF")
@@ -235,6 +249,7 @@ cdef class SocketTransport(Transport):
         try:
             keep_open = self.protocol.eof_received()
         except (SystemExit, KeyboardInterrupt):
+            self.eof_got = False
             raise
         except BaseException as exc:
             self.fatal(exc, "Fatal error: protocol.eof_received() call failed.")
@@ -276,16 +291,19 @@ cdef class SocketTransport(Transport):
         """Bytes the kernel took; -1 when the connection was found broken (and is being closed)."""
         cdef Py_buffer view
         cdef Py_ssize_t n
+        cdef int error
         if PyBytes_CheckExact(data):
-            n = send(self.fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), MSG_NOSIGNAL)
+            n = send(self.fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), MSG_NOSIGNAL | MSG_DONTWAIT)
         else:
             try:
                 PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
             except BufferError as exc:              # not contiguous: stock's send() raises, and ends the connection
                 self.fatal(exc, "Fatal write error on socket transport")
                 return -1
-            n = send(self.fd, view.buf, view.len, MSG_NOSIGNAL)
+            n = send(self.fd, view.buf, view.len, MSG_NOSIGNAL | MSG_DONTWAIT)
+            error = errno
             PyBuffer_Release(&view)
+            set_errno(error)
         if n >= 0:
             return n
         if would_block():
@@ -338,7 +356,7 @@ cdef class SocketTransport(Transport):
         """Append data[offset:] (in bytes) to the buffer."""
         cdef bytes chunk
         if self.wsize == 0:
-            self.wcontext = PyContext_CopyCurrent()
+            self.buffering_begins()
         if PyBytes_CheckExact(data):
             if gl_ring_len(&self.wbuf) == 0:
                 chunk, self.woff = data, offset
@@ -357,7 +375,9 @@ cdef class SocketTransport(Transport):
         return 0
 
     cdef int arm_write(self) except -1:
-        if self.started and self.poller is not None and not self.mask & EV_OUT:
+        if self.started and not self.mask & EV_OUT:
+            if self.poller is None:
+                return self.displaced()
             self.poller.watch(self, self.wanted())
         return 0
 
@@ -388,7 +408,7 @@ cdef class SocketTransport(Transport):
                 size += iov[i].iov_len
             memset(&msg, 0, sizeof(msg))
             msg.msg_iov, msg.msg_iovlen = iov, count
-            n = sendmsg(self.fd, &msg, MSG_NOSIGNAL)
+            n = sendmsg(self.fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT)
             if n < 0:
                 if would_block():
                     break
@@ -396,7 +416,13 @@ cdef class SocketTransport(Transport):
             self.sent(n)
             if n < size:
                 break
-        self.maybe_resume()             # may write again
+        try:
+            self.maybe_resume()         # may write again
+        finally:
+            self.flushed()
+        return 0
+
+    cdef int flushed(self) except -1:
         if self.wsize == 0 and not self.conn_lost:
             if self.empty_waiter is not None and not self.empty_waiter.done():
                 self.empty_waiter.set_result(None)

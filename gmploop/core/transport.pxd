@@ -8,20 +8,27 @@ cdef class Transport(Watch):
     cdef dict extra
     cdef object context             # of reads: a copy of the creator's
     cdef object wcontext            # of what buffered data leads to: a copy of that in which buffering began
+    cdef object made                # connection_made, until it is called
     cdef object waiter              # told once connection_made has run
     cdef object __weakref__
     cdef Py_ssize_t wsize           # bytes unsent
     cdef Py_ssize_t high, low
     cdef int conn_lost              # connection_lost is scheduled, or has run; further counts are writes after it
     cdef bint protocol_paused, closing, paused, started
+    cdef bint given_context         # create_server() or create_connection() was given the context to use
     cdef bint gone                  # connection_lost has run and the socket is closed
-    cdef int setup(self, G loop, Poller poller, sock, protocol, waiter, extra, server) except -1
+    cdef int setup(self, G loop, Poller poller, sock, protocol, waiter, extra, server, context) except -1
     cdef uint32_t wanted(self)
     cdef int clear_buffer(self) except -1
     cdef int use_protocol(self, protocol) except -1
     cdef int debug_log(self, str what) except -1
     cdef int start(self) except -1
+    cdef int begin(self) except -1
+    cdef int displaced(self) except -1
+    cdef int close_socket(self) except -1
     cdef int ended(self) except -1
+    cdef int lose_soon(self, object exc) except -1
+    cdef int buffering_begins(self) except -1
     cdef int flush(self) except -1
     cdef int flush_in_context(self) except -1
     cdef int maybe_pause(self) except -1
@@ -29,6 +36,6 @@ cdef class Transport(Watch):
     cdef int call_lost(self, object exc) except -1
     cdef int force_close(self, object exc) except -1
     cdef int fatal(self, object exc, str message) except -1
-    cdef bint foreign(self)
+    cdef bint foreign(self) except -1
     cdef int here(self, str what) except -1
     cdef bint lost(self) except -1

@@ -9,11 +9,13 @@ Threads. All methods are for the thread that runs the loop, or for any while nob
 come from elsewhere and are forwarded; get_extra_info() answers anywhere; the rest raises RuntimeError.
 
 Contexts. Reads run in a copy of the context in which the transport was made, whoever resumes reading; what is sent
-later, and resume_writing, in a copy of the one in which buffering began.
+later, and resume_writing, in a copy of the one in which buffering began. A context that was given (Python 3.15) is
+used for all of it, as it is.
 """
 cimport cython
 import sys
 import warnings
+from libc.errno cimport EBADF
 from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
 from gmploop.core.poller cimport EV_START
 
@@ -41,7 +43,8 @@ def configure(transport_socket, log):
 cdef class Transport(Watch):
     """A socket's transport; see the subclasses."""
 
-    cdef int setup(self, G loop, Poller poller, sock, protocol, waiter, extra, server) except -1:
+    cdef int setup(self, G loop, Poller poller, sock, protocol, waiter, extra, server, context) except -1:
+        self.made = protocol.connection_made        # what is no protocol is refused before the socket is ours
         self.fd = sock.fileno()
         self.g = loop
         self.sock = sock
@@ -54,8 +57,11 @@ cdef class Transport(Watch):
                 self.extra["peername"] = None
         self.server = server
         self.high, self.low = HIGH_WATER, HIGH_WATER // 4
-        self.context = PyContext_CopyCurrent()
+        self.given_context = context is not None
+        self.context = context if self.given_context else PyContext_CopyCurrent()
         self.use_protocol(protocol)
+        if hasattr(sock, "_io_refs"):
+            sock._io_refs += 1      # who closes the socket object does not take the fd away from under the transport
         poller.attach(self)
         if server is not None:
             server._attach(self) if server_takes_transport else server._attach()
@@ -70,7 +76,7 @@ cdef class Transport(Watch):
                 if self.poller is not None:
                     self.poller.detach(self)
                 self.gone = True
-                self.sock.close()
+                self.close_socket()
                 self.detach_server()
 
     def __repr__(self):
@@ -107,16 +113,22 @@ cdef class Transport(Watch):
 
     cdef int start(self) except -1:
         """connection_made, then reading begins, then whoever made the transport is told: stock's order."""
-        waiter, self.waiter = self.waiter, None
-        context = self.context.copy()
+        made, self.made = self.made, None
+        context = self.context if self.given_context else self.context.copy()
         try:
-            context.run(self.protocol.connection_made, self)
+            context.run(made, self)
         except (SystemExit, KeyboardInterrupt):
+            self.begin()                # for when the loop is run again
             raise
         except BaseException as exc:
             self.g.call_exception_handler({
-                "message": f"Exception in callback {self.protocol.connection_made!r}",
+                "message": f"Exception in callback {made!r}",
                 "exception": exc, "transport": self, "protocol": self.protocol})
+        return self.begin()
+
+    cdef int begin(self) except -1:
+        """Reading begins, and whoever made the transport is told."""
+        waiter, self.waiter = self.waiter, None
         self.started = True
         if not self.conn_lost and not self.gone and self.poller is not None:
             try:
@@ -126,6 +138,11 @@ cdef class Transport(Watch):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
         return 0
+
+    cdef int displaced(self) except -1:
+        """The fd is no longer ours: it was closed behind the transport's back."""
+        return self.fatal(OSError(EBADF, "the transport's descriptor was closed or taken by another owner"),
+                          "Fatal error on transport")
 
     cdef int call_lost(self, object exc) except -1:
         protocol, self.protocol = self.protocol, None
@@ -137,9 +154,23 @@ cdef class Transport(Watch):
             if self.poller is not None:
                 self.poller.detach(self)
             self.gone = True
-            self.sock.close()
+            self.close_socket()
             self.detach_server()
             self.ended()
+        return 0
+
+    cdef int close_socket(self) except -1:
+        if hasattr(self.sock, "_io_refs"):
+            self.sock._decref_socketios()
+        self.sock.close()
+        return 0
+
+    cdef int lose_soon(self, object exc) except -1:
+        self.g.call_soon(self._call_connection_lost, exc, context=self.context if self.given_context else None)
+        return 0
+
+    cdef int buffering_begins(self) except -1:
+        self.wcontext = self.context if self.given_context else PyContext_CopyCurrent()
         return 0
 
     def _call_connection_lost(self, exc):
@@ -160,7 +191,7 @@ cdef class Transport(Watch):
         self.clear_buffer()
         self.closing = True
         self.conn_lost += 1
-        self.g.call_soon(self._call_connection_lost, exc)
+        self.lose_soon(exc)
         return 0
 
     def _force_close(self, exc):
@@ -188,7 +219,7 @@ cdef class Transport(Watch):
         self.closing = True
         if not self.wsize:
             self.conn_lost += 1
-            self.g.call_soon(self._call_connection_lost, None)
+            self.lose_soon(None)
 
     def abort(self):
         """Drop what is buffered and call connection_lost(None) soon. From any thread."""
@@ -200,7 +231,9 @@ cdef class Transport(Watch):
     def is_closing(self):
         return self.closing
 
-    cdef bint foreign(self):
+    cdef bint foreign(self) except -1:
+        if self.g is None:
+            raise RuntimeError("the transport's constructor has not run")
         cdef unsigned long owner = gl_load_relaxed(&self.g.w.owner)
         return owner != 0 and not gl_world_mine(&self.g.w)
 

@@ -1,18 +1,6 @@
 from cpython.object cimport PyObject
+from gmploop.core.descriptor cimport Descriptor, gl_file_info, uint64_t
 from gmploop.core.poller cimport Watch, uint32_t
-
-cdef extern from "<stdint.h>":
-    ctypedef unsigned long long uint64_t
-
-cdef extern from *:
-    """
-    #include <stdint.h>
-    /* What a descriptor is, and where: mount id and device, 0 where the system does not tell. Asks no server. */
-    typedef struct { uint32_t mode, major, minor; uint64_t size, mount; } gl_file_info;
-    """
-    ctypedef struct gl_file_info:
-        unsigned int mode, major, minor
-        uint64_t size, mount
 
 cdef extern from "uring.h" nogil:
     enum: GL_OP_FSYNC, GL_OP_ASYNC_CANCEL, GL_OP_OPENAT, GL_OP_CLOSE, GL_OP_READ, GL_OP_WRITE, GL_OP_FTRUNCATE
@@ -39,16 +27,6 @@ cdef extern from "uring.h" nogil:
     uint64_t gl_uring_take_back(gl_uring *)
     int gl_uring_next(gl_uring *, gl_cqe *)
     int gl_uring_more_inside(gl_uring *)
-
-cdef class Descriptor:
-    cdef readonly int fd            # -1 once it was closed or taken to be closed
-    cdef public int users           # operations that may still use it
-    cdef public object name         # what was opened: for errors
-    cdef object idle                # called once, when users falls to 0
-    cdef readonly bint regular      # a regular file (or block device): has positions, and a short read means its end
-    cdef readonly bint local        # on a filesystem whose open, stat and close wait for nobody but the disk
-    cdef readonly bint is_dir
-    cdef bint cached_first          # reads look into the page cache first
 
 cdef class FileOp:
     cdef FileRing ring
@@ -90,12 +68,9 @@ cdef class FileRing(Watch):
     cdef list slots                 # slot -> FileOp or None
     cdef list free_slots
     cdef object waiting             # deque of flying operations that found the submission queue full
-    cdef uint64_t mount             # of the last local file; and its device
-    cdef unsigned int major, minor
+    cdef gl_file_info last_local    # see descriptor.open_cached()
     cdef bint pumping, pump_wanted, pump_queued
     cdef readonly bint closed
-    cdef bint is_local(self, gl_file_info *info) except -1
-    cdef int open_cached(self, const char *path, int flags, gl_file_info *info) except -2
     cdef int open(self) except -1
     cdef int let_go(self) except -1
     cdef int check(self) except -1

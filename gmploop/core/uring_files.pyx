@@ -11,7 +11,7 @@ holds a reference (one that the garbage collector cannot see, so that not even a
 bytearray that was given to readinto() cannot be resized (BufferError), and its bytes may still change, until then.
 What an abandoned operation brings is put away: the descriptor of an open is closed. A close is never cancelled.
 
-A Descriptor counts the operations that fly on it. It is closed when none is left, so its number is never given out
+A Descriptor (descriptor.pyx) counts the operations that fly on it. It is closed when none is left, so its number is never given out
 again while the kernel may still look it up.
 
 Only the thread that runs the loop touches the ring. It is plain (COOP_TASKRUN), so that another thread may run the
@@ -22,8 +22,8 @@ With more than one flying they are marked IOSQE_ASYNC: the kernel's workers then
 otherwise do them one after the other inside the call. A full submission queue is handed over and refilled; completions
 beyond the completion queue stay inside the kernel, which says so by a flag, and are fetched.
 
-Reads look first whether the page cache has it all (preadv2 with RWF_NOWAIT, which waits for nothing): a third of a
-microsecond that usually saves the rest. So that such reads cannot starve others, a turn has a budget of them.
+Reads and opens look first whether all of it is cached (descriptor.pyx): a third of a microsecond that usually saves the
+rest. So that they cannot starve others, only so many of them may end without a turn of the loop in between.
 
 After fork() the child has a copy of everything; it unmaps and closes its copy without touching the shared queues, and
 gets a ring of its own. What flew there ends with ECANCELED: it goes on in the parent alone.
@@ -33,9 +33,11 @@ from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE, 
 from cpython.bytes cimport PyBytes_AS_STRING, _PyBytes_Resize
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
-from libc.errno cimport errno, EAGAIN, EBUSY, EINTR, EIO, ENOMEM, ENOSYS, EOPNOTSUPP
+from libc.errno cimport errno, EAGAIN, EBUSY, EINTR, EIO, ENOMEM, ENOSYS
 import collections
 import os
+from gmploop.core.descriptor cimport (
+    Descriptor, CACHED_MAX, open_cached, fill_cached, read_cached, read_file_cached)
 from gmploop.core.g cimport G, gl_ring_len
 from gmploop.core.handle cimport gl_world_mine
 from gmploop.core.poller cimport Poller, EV_IN, EV_START, fork_generation
@@ -45,111 +47,20 @@ cdef extern from "Python.h":
 
 cdef extern from *:
     """
-    #include <fcntl.h>
-    #include <poll.h>
-    #include <stdint.h>
-    #include <stdlib.h>
-    #include <sys/stat.h>
-    #include <sys/uio.h>
-    #include <time.h>
-    #include <unistd.h>
-    #ifndef O_DIRECT
-    #define O_DIRECT 0
-    #endif
-
-    #if defined(__linux__)
-    #include <sys/eventfd.h>
-    #include <sys/syscall.h>
-
-    typedef struct {
-        uint32_t mask, blksize; uint64_t attributes; uint32_t nlink, uid, gid; uint16_t mode, pad;
-        uint64_t ino, size, blocks, attributes_mask;
-        struct { int64_t sec; uint32_t nsec; int32_t pad; } times[4];
-        uint32_t rdev_major, rdev_minor, dev_major, dev_minor; uint64_t mount, more[13];
-    } gl_statx;
-
-    static int gl_file_look(int fd, gl_file_info *info) {
-        gl_statx s;
-        memset(info, 0, sizeof *info);
-    #ifdef SYS_statx
-        /* AT_EMPTY_PATH | AT_STATX_DONT_SYNC; STATX_BASIC_STATS | STATX_MNT_ID */
-        if (syscall(SYS_statx, fd, "", 0x1000 | 0x4000, 0x7ff | 0x1000, &s) == 0) {
-            info->mode = s.mode;
-            info->size = s.size;
-            info->major = s.dev_major;
-            info->minor = s.dev_minor;
-            if (s.mask & 0x1000) info->mount = s.mount;
-            return 0;
-        }
-    #endif
-        struct stat old;
-        if (fstat(fd, &old) < 0) return -errno;
-        info->mode = old.st_mode;
-        info->size = (uint64_t)old.st_size;
-        return 0;
-    }
-
-    static int gl_eventfd(void) { int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); return fd < 0 ? -errno : fd; }
-
-    static Py_ssize_t gl_read_cached(int fd, void *buf, size_t n, long long offset) {
-        struct iovec v = { buf, n };
-        return preadv2(fd, &v, 1, (off_t)offset, 0x8 /* RWF_NOWAIT */);
-    }
-
-    /* openat2() with RESOLVE_CACHED (Linux 5.12): -1 if the walk to the file would have to wait, or for any error. */
-    static int gl_openat2_cached(const char *path, int flags) {
-        struct { uint64_t flags, mode, resolve; } how = { (uint64_t)(unsigned)flags, 0, 0x20 };
-        return (int)syscall(437, -100, path, &how, sizeof how);
-    }
-    #else
-    static int gl_file_look(int fd, gl_file_info *info) {
-        struct stat s;
-        memset(info, 0, sizeof *info);
-        if (fstat(fd, &s) < 0) return -errno;
-        info->mode = s.st_mode;
-        info->size = (uint64_t)s.st_size;
-        return 0;
-    }
-    static int gl_eventfd(void) { return -ENOSYS; }
-    static Py_ssize_t gl_read_cached(int fd, void *buf, size_t n, long long offset) {
-        (void)fd; (void)buf; (void)n; (void)offset;
-        errno = ENOSYS;
-        return -1;
-    }
-    static int gl_openat2_cached(const char *path, int flags) { (void)path; (void)flags; return -1; }
-    #endif
-
-    /* Wait until fd is readable; 1, or 0 after the time. A signal does not lengthen it. */
-    static int gl_wait_readable(int fd, int ms) {
-        struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        long long end = t.tv_sec * 1000LL + t.tv_nsec / 1000000 + ms;
-        for (;;) {
-            struct pollfd p = { fd, POLLIN, 0 };
-            int r = poll(&p, 1, ms);
-            if (r >= 0 || errno != EINTR) return r > 0;
-            clock_gettime(CLOCK_MONOTONIC, &t);
-            ms = (int)(end - t.tv_sec * 1000LL - t.tv_nsec / 1000000);
-            if (ms < 0) return 0;
-        }
-    }
     static PyObject *gl_return(PyObject *value) {       /* StopIteration(value) */
         PyObject *e = PyObject_CallOneArg(PyExc_StopIteration, value);
         if (e) { PyErr_SetObject(PyExc_StopIteration, e); Py_DECREF(e); }
         return NULL;
     }
     """
-    int gl_file_look(int, gl_file_info *)
+    object gl_return(object)
+
+cdef extern from "fileio.h":
     int gl_eventfd()
-    Py_ssize_t gl_read_cached(int, void *, size_t, long long)
-    int gl_openat2_cached(const char *, int)
     int gl_wait_readable(int, int) nogil
     int c_close "close"(int)
     int fcntl(int, int, ...)
-    long lseek(int, long, int)
-    bint S_ISREG(unsigned int), S_ISBLK(unsigned int), S_ISDIR(unsigned int)
-    int ECANCELED, O_DIRECT, O_CREAT, O_TRUNC, O_ACCMODE, O_RDONLY, O_CLOEXEC, O_NONBLOCK, O_PATH, O_APPEND, F_SETFL
-    object gl_return(object)
+    int ECANCELED, O_ACCMODE, O_CLOEXEC, O_NONBLOCK, F_SETFL
 
 cdef enum:
     NEW = 0
@@ -160,7 +71,6 @@ cdef enum:
 cdef enum:
     ENTRIES = 128               # submission queue; a turn that submits more makes one system call more
     CQ_ENTRIES = 1024           # completions beyond it are fetched by a further system call
-    CACHED_MAX = 65536          # bytes copied inside the loop; above, a worker copies them (10 us on one machine)
     CREDIT = 64                 # about 50 us of 4 KB reads
     CREDIT_BYTES = 16384        # what costs one more of it
     FILE_CREDIT = 8             # what a whole small file costs
@@ -168,92 +78,6 @@ cdef enum:
     DRAIN_MS = 5000             # how long close() waits for what flies; guessed
 
 cdef uint64_t NOBODY = <uint64_t>-1     # user_data of cancels
-
-# -- mounts
-
-# Filesystems on which a cached path opens, and a file closes, without asking a server or a process.
-LOCAL_TYPES = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay", "erofs", "squashfs"})
-cdef dict local_mounts = {}
-
-
-def mount_is_local(mount_id, major, minor):
-    """Whether a mount, as statx tells it, is of LOCAL_TYPES. False when in doubt."""
-    key = mount_id, major, minor            # an id is given out again after an unmount
-    known = local_mounts.get(key)
-    if known is None:
-        known = False
-        try:
-            with open("/proc/self/mountinfo", "rb", 0) as file:
-                table = file.readall().decode("utf-8", "replace")
-        except OSError:
-            table = ""
-        for line in table.splitlines():
-            if line.partition(" ")[0] == str(mount_id):
-                known = line.partition(" - ")[2].partition(" ")[0] in LOCAL_TYPES
-        local_mounts[key] = known
-    return known
-
-
-@cython.final
-cdef class Descriptor:
-    """An open file descriptor. Closed with its last reference, if nobody did so before."""
-
-    def __cinit__(self, int fd, int flags, bint ring):
-        cdef gl_file_info info
-        self.fd = fd
-        if fd < 0 or gl_file_look(fd, &info) < 0:
-            return
-        self.regular = S_ISREG(info.mode) or S_ISBLK(info.mode)
-        self.is_dir = S_ISDIR(info.mode)
-        self.local = info.mount != 0 and mount_is_local(info.mount, info.major, info.minor)
-        # O_DIRECT would wait for the disk all the same.
-        self.cached_first = ring and S_ISREG(info.mode) and not flags & O_DIRECT
-
-    def __dealloc__(self):
-        if self.fd >= 0:
-            c_close(self.fd)
-
-    def take_fd(self):
-        """The number, for whoever closes it now."""
-        fd, self.fd = self.fd, -1
-        return fd
-
-    def moved(self):
-        """A new object for the same descriptor, which this one loses."""
-        cdef Descriptor d = Descriptor.__new__(Descriptor, -1, 0, False)
-        d.regular, d.local, d.is_dir, d.cached_first = self.regular, self.local, self.is_dir, self.cached_first
-        d.fd, self.fd = self.fd, -1
-        return d
-
-    def close_now(self):
-        if self.fd >= 0:
-            c_close(self.take_fd())
-
-    def when_idle(self, callback):
-        """Call callback() once no operation uses the descriptor: now, or later from the loop."""
-        if self.users:
-            self.idle = callback
-        else:
-            callback()
-
-    def hold(self):
-        self.users += 1
-
-    def release(self):
-        self.users -= 1
-        if not self.users and self.idle is not None:
-            callback, self.idle = self.idle, None
-            callback()
-
-    def size_hint(self):
-        """The file's size as far as it is known here without asking a server: exact where `local`."""
-        cdef gl_file_info info
-        return info.size if self.fd >= 0 and gl_file_look(self.fd, &info) == 0 else 0
-
-    def own_position(self):
-        """The position that the system keeps for the descriptor."""
-        return lseek(self.fd, 0, 1)
-
 
 cdef object os_error(int error, object name):
     return OSError(error, os.strerror(error)) if name is None else OSError(error, os.strerror(error), name)
@@ -344,26 +168,12 @@ cdef class FileOp:
         return 0
 
     cdef bint read_now(self):
-        """Read what the page cache has; whether that was all there is to read."""
-        cdef Py_ssize_t r
-        while self.done < self.n:
-            if not self.d.cached_first or self.n - self.done > CACHED_MAX:
-                return False
-            r = gl_read_cached(self.fd, self.buf + self.done, self.n - self.done, self.offset + self.done)
-            if r == 0:
-                return True                 # the end of the file
-            if r > 0:
-                self.done += r
-            elif errno != EINTR:
-                if errno == EOPNOTSUPP or errno == ENOSYS:
-                    self.d.cached_first = False
-                return False
-        return True
+        return fill_cached(self.d, self.buf, self.n, self.offset, &self.done)
 
     cdef int open_now(self) except -1:
         """1 if the file could be opened at once; else 0, for the ring to do it and to say what is wrong."""
         cdef gl_file_info info
-        cdef int fd = self.ring.open_cached(PyBytes_AS_STRING(self.data), self.flags, &info)
+        cdef int fd = open_cached(PyBytes_AS_STRING(self.data), self.flags, &info, &self.ring.last_local)
         if fd < 0:
             return 0
         self.res = fd
@@ -525,87 +335,23 @@ cdef class FileRing(Watch):
 
     # -- what the caches have
 
-    cdef bint is_local(self, gl_file_info *info) except -1:
-        """As mount_is_local(), which is asked only when the mount is another than the last local one."""
-        if info.mount != self.mount or info.major != self.major or info.minor != self.minor:
-            if not info.mount or not mount_is_local(info.mount, info.major, info.minor):
-                return False
-            self.mount, self.major, self.minor = info.mount, info.major, info.minor
-        return True
-
-    cdef int open_cached(self, const char *path, int flags, gl_file_info *info) except -2:
-        """Open a file for reading whose path is cached and that is a regular one on a local filesystem: then nothing
-        waits. The descriptor, with O_NONBLOCK, and what it is; or -1."""
-        cdef int fd
-        cdef bint safe
-        if flags & (O_CREAT | O_TRUNC | O_ACCMODE) != O_RDONLY:
-            return -1
-        fd = gl_openat2_cached(path, O_PATH | O_CLOEXEC)    # to look at it: opening a fifo wakes its other end
-        if fd < 0:
-            return -1
-        try:
-            safe = gl_file_look(fd, info) == 0 and S_ISREG(info.mode) and self.is_local(info)
-        finally:
-            c_close(fd)
-        if not safe:
-            return -1
-        # The path may lead to a fifo by now, or the file be leased: O_NONBLOCK keeps both from waiting.
-        fd = gl_openat2_cached(path, flags | O_NONBLOCK)
-        if fd >= 0 and (gl_file_look(fd, info) < 0 or not S_ISREG(info.mode)):
-            c_close(fd)
-            return -1
-        return fd
-
     def read_now(self, Descriptor d not None, Py_ssize_t n, long long offset):
         """What read() would give, if all of it is cached and this turn's budget allows it; else None."""
-        cdef PyObject *data
-        cdef Py_ssize_t r, done = 0
         self.check()
-        if self.credit <= 0 or n > CACHED_MAX or not d.cached_first or d.fd < 0:
+        if self.credit <= 0:
             return None
-        data = PyBytes_FromStringAndSize(NULL, n)
-        while done < n:
-            r = gl_read_cached(d.fd, PyBytes_AS_STRING(<object>data) + done, n - done, offset + done)
-            if r == 0:
-                _PyBytes_Resize(&data, done)
-                break
-            if r < 0:
-                if errno == EOPNOTSUPP or errno == ENOSYS:
-                    d.cached_first = False
-                Py_DECREF(<object>data)
-                return None
-            done += r
-        self.credit -= 1 + <int>(done // CREDIT_BYTES)
-        result = <object>data
-        Py_DECREF(result)
-        return result
+        data = read_cached(d, n, offset)
+        if data is not None:
+            self.credit -= 1 + <int>(len(<bytes>data) // CREDIT_BYTES)
+        return data
 
     def read_file_now(self, bytes path not None):
-        """The content of a small file, if all of it is cached; None if one has to wait for it."""
-        cdef gl_file_info info
-        cdef PyObject *data = NULL
-        cdef Py_ssize_t n = -1
-        cdef int fd
+        """The whole content of a small file, if that needs no waiting and this turn's budget allows it; else None."""
         self.check()
         if self.credit <= 0:
             return None
         self.credit -= FILE_CREDIT
-        fd = self.open_cached(PyBytes_AS_STRING(path), O_RDONLY | O_CLOEXEC, &info)
-        if fd < 0:
-            return None
-        try:
-            if 0 < info.size < CACHED_MAX:      # one byte more would tell that it has grown; in /proc all have 0
-                data = PyBytes_FromStringAndSize(NULL, info.size + 1)
-                n = gl_read_cached(fd, PyBytes_AS_STRING(<object>data), info.size + 1, 0)
-        finally:
-            c_close(fd)
-        if n != <Py_ssize_t>info.size:
-            Py_XDECREF(data)
-            return None
-        _PyBytes_Resize(&data, n)
-        result = <object>data
-        Py_DECREF(result)
-        return result
+        return read_file_cached(path, &self.last_local)
 
     # -- the operations
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from support import Recorder, link, reset, result_of, tcp_pair, turns, unix_pair
+from support import Recorder, link, reset, result_of, tcp_pair, settle, turns, unix_pair
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -56,16 +56,19 @@ STREAM_CALLS = {**WRITE_CALLS, **READ_CALLS, **BUFFER_CALLS, **COMMON_CALLS}
 async def results(transport, calls):
     """What each call returns or raises, by name, after which the loop goes on for a while.
 
-    Stock's transports forget their loop, on which some methods then fall over: that counts as doing nothing.
+    Stock's transports forget their loop, on which some methods then fall over: that counts as doing nothing. And from
+    Python 3.12 to 3.13 its writelines() fills the buffer of a connection that is gone.
     """
     found = {}
     stock = type(asyncio.get_running_loop()).__module__.startswith("asyncio.")
     for name, call in calls.items():
         found[name] = result_of(call, transport)
-        if stock and found[name] is AttributeError:
+        if stock and (found[name] is AttributeError or name.startswith("writelines")):
             found[name] = None
+        elif stock and name == "get_write_buffer_size" and found[name] == 2:
+            found[name] = 0
         await turns(1)
-    await turns(5)
+    await settle()
     return found
 
 
@@ -195,7 +198,7 @@ def test_writes_to_a_lost_connection_are_warned_of_from_the_fifth_on(run, caplog
             await protocol.lost
         for _ in range(10):
             transport.write(b"data")
-        await turns(3)
+        await settle()
     with caplog.at_level(logging.WARNING, "asyncio"):
         run(main())
     assert 4 <= [record.getMessage() for record in caplog.records].count("socket.send() raised exception.") <= 6
@@ -211,7 +214,7 @@ def test_a_write_that_meets_the_reset_first_ends_in_connection_lost(run):
         for _ in range(3):
             transport.write(b"x" * 100_000)
             transport.writelines([b"y", b"z"])
-            await turns(1)
+            await settle()
         assert isinstance(await protocol.lost, ConnectionError)
         assert protocol.events == ["made", "lost"]
     run(main())

@@ -5,15 +5,11 @@ import contextlib
 import gc
 import io
 import os
-import resource
-import select
 import socket
-import time
 
 import pytest
 
-from support import (LOOPS, Recorder, child, finish, inode, outcome, result_of, tcp_pair, turns, unanswering_listener,
-                     unix_pair)
+from support import Recorder, inode, left_open, result_of, settle, tcp_pair, turns, unix_pair
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -38,13 +34,6 @@ def bystanders(count=8):
         check()
 
 
-def left_open(function):
-    """For tests that leave a transport or a loop to the collector, which warns of it, by their very purpose."""
-    for message in "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning":
-        function = pytest.mark.filterwarnings(message)(function)
-    return function
-
-
 # -- connections cancelled before they are made
 
 CONNECTS = {
@@ -60,7 +49,13 @@ CONNECTS = {
     "create_datagram_endpoint": lambda loop, sock, tls: loop.create_datagram_endpoint(
         asyncio.DatagramProtocol, sock=sock),
     "open_connection": lambda loop, sock, tls: asyncio.open_connection(sock=sock),
+    "start_tls": lambda loop, sock, tls: connect_and_start_tls(loop, sock, tls),
 }
+
+
+async def connect_and_start_tls(loop, sock, tls):
+    transport, protocol = await loop.create_connection(asyncio.Protocol, sock=sock)
+    return await loop.start_tls(transport, protocol, tls.client, server_hostname="localhost"), protocol
 
 
 def sockets_for(way):
@@ -83,10 +78,10 @@ def test_a_cancelled_connection_closes_its_own_descriptor_only(run, tls, way, st
         await turns(steps)
         task.cancel()
         made = await outcome_with_cancel(task)
-        await turns(4)
+        await settle()
         if made is not None:  # it was too late to cancel: what has been made must work and close
             made[1].close() if way == "open_connection" else made[0].abort()
-            await turns(4)
+            await settle()
         elif steps == 0 and sock.fileno() != -1:  # never begun: the socket is still ours, and whole
             assert (sock.fileno(), inode(number)) == (number, own)
             sock.close()
@@ -95,7 +90,7 @@ def test_a_cancelled_connection_closes_its_own_descriptor_only(run, tls, way, st
             sock.close()
             del sock, made
             gc.collect()
-            await turns(3)
+            await settle()
             check()
         far.close()
     run(main())
@@ -200,6 +195,25 @@ def test_a_pipe_s_file_object_is_closed_once(loop, errors, fresh_pipes_survive, 
     del errors[:]
 
 
+@pytest.mark.parametrize("steps", range(4))
+@pytest.mark.parametrize("side", ["read", "write"])
+def test_a_cancelled_pipe_closes_its_file_object_once(run, loop, fresh_pipes_survive, side, steps):
+    async def main():
+        source, sink = os.pipe()
+        ours, far = (source, sink) if side == "read" else (sink, source)
+        file = SlowFile(ours, "rb" if side == "read" else "wb")
+        task = loop.create_task(getattr(loop, f"connect_{side}_pipe")(asyncio.Protocol, file))
+        await turns(steps)
+        task.cancel()
+        made = await outcome_with_cancel(task)
+        if made is not None:
+            made[0].close()
+        await settle()
+        file.close()  # before the call has begun, and on a cancel in time, the file is still ours or closed
+        os.close(far)
+    run(main())
+
+
 @pytest.mark.parametrize("end", ["close", "abort", "far end closes", "detached by the user"])
 @pytest.mark.parametrize("kind", ["tcp", "unix", "tls", "datagram"])
 def test_a_transport_s_socket_is_closed_once(run, tls, fresh_pipes_survive, kind, end):
@@ -241,326 +255,7 @@ def test_a_server_s_socket_is_closed_once(run, fresh_pipes_survive):
         server = await loop.create_server(asyncio.Protocol, sock=sock)
         server.close()
         server.close()
-        await turns(3)
+        await settle()
         sock.close()
         await server.wait_closed()
     run(main())
-
-
-# -- sock_ calls that are cancelled
-
-async def recv(loop, near, far):
-    await loop.sock_recv(near, 100)
-
-
-async def recv_into(loop, near, far):
-    await loop.sock_recv_into(near, bytearray(100))
-
-
-async def recvfrom(loop, near, far):
-    await loop.sock_recvfrom(near, 100)
-
-
-async def sendall(loop, near, far):
-    await loop.sock_sendall(near, b"x" * 10_000_000)
-
-
-SOCK_CALLS = [recv, recv_into, recvfrom, sendall]
-
-
-@pytest.mark.parametrize("pause", [0, 1], ids=["reused at once", "reused a turn later"])
-@pytest.mark.parametrize("call", SOCK_CALLS, ids=lambda call: call.__name__)
-def test_a_cancelled_call_lets_go_of_the_descriptor(run, call, pause):
-    """The next socket that gets the number hears nothing of the old one's events and works."""
-    async def main():
-        loop = asyncio.get_running_loop()
-        for _ in range(20):
-            near, far = unix_pair()
-            task = loop.create_task(call(loop, near, far))
-            await turns(2)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            number = near.fileno()
-            near.close()
-            await turns(pause)
-            again, other = unix_pair()
-            assert number in (again.fileno(), other.fileno())
-            far.close()
-            await loop.sock_sendall(again, b"hello")
-            assert await loop.sock_recv(other, 100) == b"hello"
-            sending = loop.create_task(loop.sock_sendall(other, b"y" * 1_000_000))
-            received = 0
-            while received < 1_000_000:
-                received += len(await loop.sock_recv(again, 1 << 20))
-            await sending
-            again.close()
-            other.close()
-    run(main())
-
-
-@pytest.mark.parametrize("pause", [0, 1], ids=["reused at once", "reused a turn later"])
-def test_a_cancelled_connect_lets_go_of_the_descriptor(run, pause):
-    async def main():
-        loop = asyncio.get_running_loop()
-        with unanswering_listener() as silent, socket.create_server(("127.0.0.1", 0)) as good:
-            for _ in range(5):
-                sock = socket.socket()
-                sock.setblocking(False)
-                task = loop.create_task(loop.sock_connect(sock, silent.getsockname()))
-                await turns(3)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-                number = sock.fileno()
-                sock.close()
-                await turns(pause)
-                with socket.socket() as again:
-                    assert again.fileno() == number
-                    again.setblocking(False)
-                    await asyncio.wait_for(loop.sock_connect(again, good.getsockname()), 5)
-                    await loop.sock_sendall(again, b"hello")
-                    with good.accept()[0] as served:
-                        served.settimeout(3)
-                        assert served.recv(10) == b"hello"
-            before = time.process_time()
-            await asyncio.sleep(0.1)
-            assert time.process_time() - before < 0.05
-    run(main())
-
-
-def test_a_cancelled_accept_loses_no_client(run):
-    async def main():
-        loop = asyncio.get_running_loop()
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            server.setblocking(False)
-            for steps in range(4):
-                task = loop.create_task(loop.sock_accept(server))
-                await turns(steps)
-                with socket.create_connection(server.getsockname()) as client:
-                    task.cancel()
-                    accepted = await outcome_with_cancel(task) or \
-                        await asyncio.wait_for(loop.sock_accept(server), 5)
-                    with accepted[0] as served:
-                        await loop.sock_sendall(served, b"hello")
-                        client.settimeout(3)
-                        assert client.recv(10) == b"hello"
-    run(main())
-
-
-def test_cancelled_reads_take_no_data(run):
-    """What a cancelled read did not return is there for the next one."""
-    async def main():
-        loop = asyncio.get_running_loop()
-        near, far = unix_pair()
-        with near, far:
-            expected = received = b""
-            for number in range(200):
-                task = loop.create_task(loop.sock_recv(near, 100))
-                await turns(number % 3)
-                far.send(b"%03d" % number)
-                expected += b"%03d" % number
-                await turns(number % 2)
-                task.cancel()
-                received += await outcome_with_cancel(task) or b""
-            while len(received) < len(expected):
-                received += await asyncio.wait_for(loop.sock_recv(near, 1000), 5)
-            assert received == expected
-    run(main())
-
-
-# -- odd descriptors
-
-def odd_descriptors():
-    source, sink = os.pipe()
-    os.write(sink, b"x")
-    yield "pipe", source, [sink]
-    if hasattr(os, "eventfd"):
-        yield "eventfd", os.eventfd(1), []
-    if hasattr(os, "pidfd_open"):
-        pid = os.fork()
-        if not pid:
-            os._exit(0)
-        fd = os.pidfd_open(pid)
-        os.waitid(os.P_PIDFD, fd, os.WEXITED)
-        yield "pidfd", fd, []
-    inner = select.epoll()
-    source, sink = os.pipe()
-    os.write(sink, b"x")
-    inner.register(source, select.EPOLLIN)
-    yield "epoll", os.dup(inner.fileno()), [source, sink]
-    inner.close()
-    master, slave = os.openpty()
-    os.write(slave, b"x\n")
-    yield "pseudo terminal", master, [slave]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        client = socket.create_connection(server.getsockname())
-        yield "listener", server.fileno(), []
-        client.close()
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_descriptors_of_every_kind_can_be_watched(run, loop):
-    async def main():
-        for name, fd, others in odd_descriptors():
-            readable = asyncio.Event()
-            loop.add_reader(fd, readable.set)
-            await asyncio.wait_for(readable.wait(), 3)
-            assert loop.remove_reader(fd) is True, name
-            assert loop.remove_reader(fd) is False, name
-            for number in (fd, *others) if name != "listener" else ():
-                os.close(number)
-    run(main())
-
-
-@pytest.mark.parametrize("path", ["file", "folder", "/dev/null"])
-@pytest.mark.parametrize("side", ["reader", "writer"])
-def test_what_cannot_be_watched_is_refused_as_on_stock(same_as_stock, tmp_path, path, side):
-    async def scenario(loop):
-        (tmp_path / "file").touch()
-        name = {"file": tmp_path / "file", "folder": tmp_path}.get(path, path)
-        fd = os.open(name, os.O_RDONLY)
-        raised = result_of(getattr(loop, f"add_{side}"), fd, int)
-        told = isinstance(raised, type) and raised.__name__, result_of(getattr(loop, f"remove_{side}"), fd)
-        os.close(fd)
-        return told
-    same_as_stock(scenario)
-
-
-def test_two_numbers_of_one_socket_are_watched_apart(run, loop):
-    async def main():
-        near, far = unix_pair()
-        with near, far:
-            twin = os.dup(near.fileno())
-            seen = []
-            loop.add_reader(near, seen.append, "near")
-            loop.add_reader(twin, seen.append, "twin")
-            far.send(b"x")
-            await turns(3)
-            assert set(seen) == {"near", "twin"}
-            loop.remove_reader(near)
-            seen.clear()
-            await turns(3)
-            assert set(seen) == {"twin"}
-            loop.remove_reader(twin)
-            os.close(twin)
-            seen.clear()
-            await turns(3)
-            assert not seen
-    run(main())
-
-
-def test_a_number_closed_while_watched_can_be_forgotten_and_used_again(run, loop):
-    async def main():
-        source, sink = os.pipe()
-        loop.add_reader(source, int)
-        os.close(source)
-        assert loop.remove_reader(source) is True
-        again, sink_again = os.pipe()
-        assert again == source
-        readable = asyncio.Event()
-        loop.add_reader(again, readable.set)
-        os.write(sink_again, b"x")
-        await asyncio.wait_for(readable.wait(), 3)
-        loop.remove_reader(again)
-        for fd in again, sink, sink_again:
-            os.close(fd)
-    run(main())
-
-
-# -- no descriptors left
-
-def test_a_listener_without_descriptors_keeps_its_clients_waiting(loop_kind):
-    """Stock reports each vain accept of a burst; gmploop once per pause. Both serve the clients when they can."""
-    done = child(loop_kind, """
-        import resource
-
-        class Greeter(asyncio.Protocol):
-            def connection_made(self, transport):
-                transport.write(b"served")
-                transport.close()
-
-        reports = []
-        loop = new_loop()
-        loop.set_exception_handler(lambda _, context: reports.append(context))
-
-        async def main():
-            server = await loop.create_server(Greeter, "127.0.0.1", 0)
-            address = server.sockets[0].getsockname()
-            clients = [socket.socket() for _ in range(20)]
-            for client in clients:
-                client.setblocking(False)
-            await asyncio.sleep(0.01)
-            spare = os.dup(0)
-            os.close(spare)
-            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (spare, limits[1]))
-            for client in clients:
-                client.connect_ex(address)
-            start = time.process_time()
-            await asyncio.sleep(0.5)
-            cpu = time.process_time() - start
-            early = len(reports)
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-            served = 0
-            for client in clients:
-                served += await asyncio.wait_for(loop.sock_recv(client, 100), 5) == b"served"
-                client.close()
-            server.close()
-            await asyncio.sleep(0)
-            context = reports[0]
-            print(served, context["exception"].errno, "socket" in context, early, cpu < 0.25)
-
-        loop.run_until_complete(main())
-        loop.close()
-    """)
-    assert done.returncode == 0, done.stderr
-    served, errno, has_socket, early, idle = done.stdout.split()
-    assert (served, errno, has_socket, idle) == ("20", "24", "True", "True")
-    if loop_kind == "gmploop":
-        assert early == "1"
-
-
-@contextlib.contextmanager
-def no_more_descriptors():
-    """Every attempt to open something fails with EMFILE."""
-    spare = os.dup(0)
-    os.close(spare)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.parametrize("attempt", {
-    "create_connection": lambda loop: loop.create_connection(asyncio.Protocol, "127.0.0.1", 1),
-    "create_server": lambda loop: loop.create_server(asyncio.Protocol, "127.0.0.1", 0),
-    "create_unix_connection": lambda loop: loop.create_unix_connection(asyncio.Protocol, "/nobody"),
-    "create_datagram_endpoint": lambda loop: loop.create_datagram_endpoint(Recorder, local_addr=("127.0.0.1", 0)),
-    "subprocess": lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "true"),
-}.items(), ids=lambda item: item[0])
-def test_an_attempt_without_descriptors_fails_as_on_stock_and_leaves_nothing(same_as_stock, attempt):
-    async def scenario(loop):
-        with no_more_descriptors():
-            result = await outcome(attempt[1](loop))
-        if not isinstance(result, type):  # before Python 3.12 create_server() makes a server without sockets
-            result.close()
-            result = len(result.sockets)
-        return result, await asyncio.sleep(0.001, "goes on")
-    same_as_stock(scenario)
-
-
-@left_open
-def test_a_loop_that_cannot_be_made_leaves_nothing(loop_kind):
-    for spare in range(5):
-        spares = [os.dup(0) for _ in range(spare)]
-        with no_more_descriptors():
-            for fd in spares:
-                os.close(fd)
-            made = result_of(LOOPS[loop_kind])
-        if isinstance(made, type):
-            assert issubclass(made, OSError)
-        else:
-            finish(made)

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from support import LINKS, NEVER, Recorder, link, result_of, tcp_pair, turns, unix_pair
+from support import LINKS, NEVER, Recorder, link, result_of, tcp_pair, settle, unix_pair
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -46,7 +46,7 @@ def test_producer_is_paused_once_and_resumed_once(run, kind, way):
             WAYS[way](near.transport, data)
             assert near.count("pause") == 1
             assert near.transport.get_write_buffer_size() > 64 * 1024
-            await turns(5)
+            await settle()
             assert near.events == ["made", "pause"]
             far.transport.resume_reading()
             await near.until(lambda: "resume" in near.events)
@@ -85,7 +85,7 @@ def test_a_producer_that_heeds_pause_writing_needs_little_memory(run, tls, kind,
         async with link(kind, tls, near=Producer) as (near, far):
             far.transport.pause_reading()
             near.produce()
-            await turns(200)
+            await settle()
             assert near.sent < 30
             far.transport.resume_reading()
             await far.received(60 * len(piece))
@@ -106,7 +106,7 @@ def test_drain_waits_for_a_slow_reader(run, kind, way):
             _, writer = await asyncio.open_connection(sock=one)
             writer.write(data) if way == "write" else writer.writelines(pieces(data, 10_000))
             drained = asyncio.ensure_future(writer.drain())
-            await turns(5)
+            await settle()
             assert not drained.done()
             received = bytearray()
             loop = asyncio.get_running_loop()
@@ -158,7 +158,7 @@ def test_empty_chunks_at_the_end_keep_the_loop_idle(run, tls, kind, loop):
         async with link(kind, tls) as (near, far):
             near.transport.writelines([data, b"", b""])
             await far.received(len(data))
-            await turns(3)
+            await settle()
             assert near.transport.get_write_buffer_size() == 0
             near.transport.writelines([b"", b""])
             near.transport.writelines([])
@@ -281,7 +281,6 @@ VIEWS = {
 BY_ITEM = "python/cpython#135862: slices a view by item but counts bytes"
 
 
-@pytest.mark.stock_fault(BY_ITEM, kind=("tls",))
 @pytest.mark.stock_fault(BY_ITEM, kind=("tcp", "unix", "pipe"), way=("write",))
 @pytest.mark.stock_fault(BY_ITEM, ((3, 12), NEVER), kind=("tcp", "unix"), way=("writelines", "write_behind_others"))
 @pytest.mark.parametrize("way", ["write", "writelines", "write_behind_others"])
@@ -297,11 +296,12 @@ def test_views_with_items_of_several_bytes_are_sent_whole(run, tls, kind, view, 
                 near.transport.write(b"x" * 1_500_000)
                 before = near.transport.get_write_buffer_size()
                 near.transport.write(view_)
-                assert near.transport.get_write_buffer_size() == before + len(expected)
+                if kind != "tls":       # there the size counts what records add, or what is still unencrypted
+                    assert near.transport.get_write_buffer_size() == before + len(expected)
                 expected = b"x" * 1_500_000 + expected
             else:
                 near.transport.write(view_) if way == "write" else near.transport.writelines([view_])
-                assert 0 < near.transport.get_write_buffer_size() <= len(expected)
+                assert kind == "tls" or 0 < near.transport.get_write_buffer_size() <= len(expected)
             far.transport.resume_reading()
             await far.received(len(expected))
             assert far.data == expected
@@ -359,7 +359,7 @@ def test_a_view_with_gaps_is_taken_as_stock_takes_it(same_as_stock, errors, tls,
             gaps = memoryview(b"abcdef")[::2]
             raised = result_of(near.transport.write, gaps) if way == "write" \
                 else result_of(near.transport.writelines, [gaps])
-            await turns(5)
+            await settle()
             lost = type(near.lost.result()) if near.lost.done() else None
             if lost is None and raised is None:
                 await far.received(3)

@@ -1,0 +1,102 @@
+/* ring.h against the plainest queue there is: numbers that go up. */
+#include "check.h"
+#include "ring.h"
+
+/* A ring holds `oldest` .. `newest - 1`, always. */
+typedef struct { gl_ring r; uintptr_t oldest, newest; } numbered;
+
+static void compare(const numbered *q) {
+    CHECK(gl_ring_len(&q->r) == q->newest - q->oldest);
+    for (size_t i = 0; i < q->newest - q->oldest; i++) CHECK(gl_ring_at(&q->r, i) == q->oldest + i);
+}
+
+static void push(numbered *q) { CHECK(gl_ring_push(&q->r, q->newest++) == 0); }
+
+static void pop(numbered *q) {
+    if (q->oldest == q->newest) CHECK(gl_ring_pop(&q->r) == 0);
+    else CHECK(gl_ring_pop(&q->r) == q->oldest++);
+}
+
+/* Of a capacity that gl_ring_push() itself would begin above, with head and tail anywhere, also about to overflow. */
+static numbered make(size_t capacity, size_t start) {
+    numbered q = { { NULL, 0, start, start }, 1, 1 };
+    if (capacity) {
+        q.r.slots = (uintptr_t *)malloc(capacity * sizeof(uintptr_t));
+        q.r.mask = capacity - 1;
+    }
+    return q;
+}
+
+static void test_plain(void) {
+    gl_ring r = { 0 };
+    CHECK(gl_ring_len(&r) == 0 && gl_ring_pop(&r) == 0);
+    for (uintptr_t i = 1; i <= 1000; i++) CHECK(gl_ring_push(&r, i) == 0);
+    CHECK(gl_ring_len(&r) == 1000 && gl_ring_at(&r, 0) == 1 && gl_ring_at(&r, 999) == 1000);
+    for (uintptr_t i = 1; i <= 1000; i++) CHECK(gl_ring_pop(&r) == i);
+    CHECK(gl_ring_pop(&r) == 0);
+    gl_ring_free(&r);
+    CHECK(gl_ring_len(&r) == 0 && gl_ring_pop(&r) == 0);
+    CHECK(gl_ring_push(&r, 7) == 0 && gl_ring_pop(&r) == 7);        /* usable again */
+    gl_ring_free(&r);
+}
+
+/* Every sequence of pushes and pops up to this length, over growth and wrap-around. */
+static void test_exhaustive(void) {
+    enum { LENGTH = 13 };
+    size_t capacities[] = { 0, 1, 2, 4 };
+    for (int c = 0; c < 4; c++) {
+        size_t capacity = capacities[c];
+        size_t starts[] = { 0, 1, 2, 3, SIZE_MAX, SIZE_MAX - 1, SIZE_MAX - 5 };
+        for (int s = 0; s < (capacity ? 7 : 1); s++)
+            for (unsigned sequence = 0; sequence < 1u << LENGTH; sequence++) {
+                numbered q = make(capacity, starts[s]);
+                for (int i = 0; i < LENGTH; i++) {
+                    if (sequence >> i & 1) push(&q);
+                    else pop(&q);
+                    compare(&q);
+                }
+                gl_ring_free(&q.r);
+            }
+    }
+}
+
+static void test_random(void) {
+    numbered q = make(0, 0);
+    size_t longest = 0;
+    for (int phase = 0; phase < 400; phase++) {
+        unsigned pushes = random_below(101);            /* per cent: the ring fills in one phase, empties in another */
+        for (int i = 0; i < 2000; i++) {
+            if (random_below(100) < pushes) push(&q);
+            else pop(&q);
+        }
+        compare(&q);
+        if (gl_ring_len(&q.r) > longest) longest = gl_ring_len(&q.r);
+    }
+    CHECK(longest > 2000);
+    while (q.oldest != q.newest) pop(&q);
+    pop(&q);
+    gl_ring_free(&q.r);
+}
+
+static void test_no_memory(void) {
+    size_t capacities[] = { 0, 1, 2, 64 };
+    for (int c = 0; c < 4; c++) {
+        numbered q = make(capacities[c], 0);
+        for (size_t i = 0; i < capacities[c]; i++) push(&q);
+        if (capacities[c]) { pop(&q); push(&q); }       /* full, and not from slot 0 on */
+        no_memory = 1;
+        CHECK(gl_ring_push(&q.r, 99) == -1);
+        compare(&q);
+        no_memory = 0;
+        push(&q);
+        compare(&q);
+        while (q.oldest != q.newest) pop(&q);
+        gl_ring_free(&q.r);
+    }
+}
+
+int main(int argc, char **argv) {
+    const check_test tests[] = { { "plain", test_plain }, { "exhaustive", test_exhaustive }, { "random", test_random },
+                                 { "no_memory", test_no_memory }, { 0 } };
+    return check_main(argc, argv, tests);
+}

@@ -1,0 +1,683 @@
+"""The poller's contract, as far as it shows through descriptors, sock_*() calls and transports."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+
+import gmploop
+import pytest
+from support import Recorder, bounded, open_fds, reset, result_of, tcp_pair, turns, unix_pair
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@contextlib.contextmanager
+def pipes(count=1):
+    ends = [os.pipe() for _ in range(count)]
+    for source, sink in ends:
+        os.set_blocking(source, False)
+        os.set_blocking(sink, False)
+    yield ends
+    for pair in ends:
+        for fd in pair:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+async def until(predicate, timeout=5):
+    async with asyncio.timeout(timeout):
+        while not predicate():
+            await asyncio.sleep(0.0005)
+
+
+# -- readers and writers are level-triggered
+
+def test_a_reader_that_leaves_data_is_called_again(run, loop):
+    async def main():
+        with pipes() as [(source, sink)]:
+            seen = bytearray()
+            loop.add_reader(source, lambda: seen.extend(os.read(source, 1)))
+            os.write(sink, b"abcdefgh")
+            await until(lambda: len(seen) == 8)
+            calls = []
+            loop.add_reader(source, calls.append, 1)            # reads nothing at all
+            os.write(sink, b"x")
+            await until(lambda: len(calls) > 5)
+            loop.remove_reader(source)
+            count = len(calls)
+            await turns(5)
+            assert (bytes(seen), len(calls)) == (b"abcdefgh", count)
+    run(main())
+
+
+def test_a_reader_set_on_a_descriptor_that_is_ready_already_is_called(run, loop):
+    async def main():
+        with pipes() as [(source, sink)]:
+            os.write(sink, b"x")
+            for _ in range(3):                                  # nothing is read in between
+                called = loop.create_future()
+                loop.add_reader(source, lambda called=called: called.done() or called.set_result(None))
+                await bounded(called, 5)
+                loop.remove_reader(source)
+    run(main())
+
+
+def test_a_writer_is_called_as_long_as_there_is_room(run, loop):
+    async def main():
+        with pipes() as [(source, sink)]:
+            calls = []
+            loop.add_writer(sink, calls.append, 1)
+            await until(lambda: len(calls) > 5)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(sink, bytes(65536))
+            await turns(3)
+            count = len(calls)
+            await asyncio.sleep(0.01)
+            assert len(calls) == count
+            os.read(source, 65536)
+            await until(lambda: len(calls) > count)
+            loop.remove_writer(sink)
+    run(main())
+
+
+def test_reader_and_writer_of_one_descriptor_come_and_go_apart(run, loop):
+    async def main():
+        near, far = unix_pair()
+        seen = {"read": 0, "write": 0}
+
+        def note(what):
+            seen[what] += 1
+
+        async def active():
+            await turns(3)
+            before = dict(seen)
+            await turns(10)
+            return {what for what in seen if seen[what] > before[what]}
+        far.send(b"x")
+        loop.add_reader(near, note, "read")
+        assert await active() == {"read"}
+        loop.add_writer(near, note, "write")
+        assert await active() == {"read", "write"}
+        assert loop.remove_reader(near)
+        assert await active() == {"write"}
+        loop.add_reader(near, note, "read")
+        assert loop.remove_writer(near) and not loop.remove_writer(near)
+        assert await active() == {"read"}
+        near.recv(1)
+        assert await active() == set()
+        assert loop.remove_reader(near) and not loop.remove_reader(near)
+        near.close()
+        far.close()
+    run(main())
+
+
+def test_readers_live_together_with_sock_calls_on_the_same_socket(run, loop):
+    """One registration serves the level-triggered callbacks and the edge-triggered calls."""
+    async def main():
+        near, far = unix_pair()
+        seen = []
+        assert await bounded(asyncio.gather(loop.sock_recv(near, 9), loop.sock_sendall(far, b"one")), 5) == [b"one", None]
+        writable = loop.create_future()
+        loop.add_writer(near, lambda: writable.done() or writable.set_result("writable"))
+        receiving = asyncio.ensure_future(loop.sock_recv(near, 9))
+        await turns(3)
+        far.send(b"two")
+        assert await bounded(receiving, 5) == b"two"
+        assert await bounded(writable, 5) == "writable"
+        loop.remove_writer(near)
+        for text in b"three", b"four":
+            receiving = asyncio.ensure_future(loop.sock_recv(near, 9))
+            await turns(3)
+            far.send(text)
+            seen.append(await bounded(receiving, 5))
+        assert seen == [b"three", b"four"]
+        near.close()
+        far.close()
+    run(main())
+
+
+def test_a_callback_that_removes_another_ready_descriptor_keeps_it_from_being_called(run, loop):
+    async def main():
+        with pipes(10) as ends:
+            called = []
+
+            def read(index):
+                called.append(index)
+                for source, _ in ends:
+                    loop.remove_reader(source)
+            for index, (source, _) in enumerate(ends):
+                loop.add_reader(source, read, index)
+            for _, sink in ends:
+                os.write(sink, b"x")
+            await until(lambda: called)
+            await turns(3)
+            assert len(called) == 1
+    run(main())
+
+
+# -- numbers that are used again
+
+def reopened(fd):
+    """A socketpair whose near end has this number."""
+    near, far = unix_pair()
+    if near.fileno() != fd:
+        os.dup2(near.fileno(), fd)
+        near.close()
+        near = socket.socket(fileno=fd)
+        near.setblocking(False)
+    return near, far
+
+
+def silent(loop, fd):
+    def called(*args):
+        raise AssertionError("an event of a former owner of the number")
+    loop.add_reader(fd, called)
+
+
+@pytest.mark.parametrize("dup", [False, True], ids=["closed", "a duplicate stays open"])
+def test_events_of_a_reader_s_former_file_do_not_reach_the_new_one(run, loop, dup):
+    async def main():
+        near, far = unix_pair()
+        fd = near.fileno()
+        loop.add_reader(near, int)
+        await turns(2)
+        kept = near.dup() if dup else None
+        loop.remove_reader(near)
+        near.close()
+        new_near, new_far = reopened(fd)
+        silent(loop, fd)
+        with contextlib.suppress(OSError):
+            far.send(b"to the former owner")
+        far.close()
+        await turns(10)
+        loop.remove_reader(fd)
+        heard = loop.create_future()
+        loop.add_reader(fd, lambda: heard.done() or heard.set_result(new_near.recv(9)))
+        new_far.send(b"new")
+        assert await bounded(heard, 5) == b"new"
+        loop.remove_reader(fd)
+        for sock in filter(None, (new_near, new_far, kept)):
+            sock.close()
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["close", "duplicate", "detach"])
+def test_a_socket_with_the_number_of_one_used_before_gets_its_own_events(run, loop, how):
+    """sock_*() calls leave the descriptor registered; nobody says that it is closed."""
+    async def main():
+        near, far = unix_pair()
+        fd = near.fileno()
+
+        async def exchange(one, other, text):
+            receiving = asyncio.ensure_future(loop.sock_recv(one, 100))
+            await turns(3)
+            await loop.sock_sendall(other, text)
+            return await bounded(receiving, 5)
+        assert await exchange(near, far, b"first") == b"first"
+        kept = near.dup() if how == "duplicate" else None
+        if how == "detach":                     # the same file in a new socket object
+            near.detach()
+            new_near, new_far = socket.socket(fileno=fd), far
+        else:
+            near.close()
+            new_near, new_far = reopened(fd)
+        waiting = asyncio.ensure_future(loop.sock_recv(new_near, 100))
+        await turns(3)
+        if kept:
+            far.send(b"for the duplicate")      # a stale event: of a file that is still registered
+            await turns(5)
+            assert not waiting.done()
+        await loop.sock_sendall(new_far, b"second")
+        assert await bounded(waiting, 5) == b"second"
+        del near
+        assert await exchange(new_near, new_far, b"third") == b"third"
+        if kept:
+            assert kept.recv(100) == b"for the duplicate"
+            kept.close()
+        for sock in {new_near, new_far, far}:
+            sock.close()
+    run(main())
+
+
+def test_a_socket_object_that_dies_late_leaves_the_new_owner_of_its_number_alone(run, loop):
+    async def main():
+        near, far = unix_pair()
+        fd = near.fileno()
+        await bounded(asyncio.gather(loop.sock_recv(near, 9), loop.sock_sendall(far, b"x")), 5)
+        waiting = asyncio.ensure_future(loop.sock_recv(near, 9))
+        await turns(2)
+        waiting.cancel()
+        await turns(2)
+        near.close()
+        new_near, new_far = reopened(fd)
+        transport, protocol = await loop.create_connection(Recorder, sock=new_near)
+        del near, waiting                       # the weak reference to the first socket object fires
+        await turns(2)
+        new_far.send(b"data")
+        await bounded(protocol.received(4), 5)
+        transport.abort()
+        await bounded(protocol.lost, 5)
+        far.close()
+        new_far.close()
+    run(main())
+
+
+@pytest.mark.parametrize("kind", ["reader", "sock_recv"])
+def test_events_fetched_before_the_number_changed_hands_are_dropped(run, loop, kind):
+    """Both descriptors are ready in the same poll. Who is called first closes the other, and a new file gets its
+    number before the turn comes to it."""
+    async def main():
+        (one, one_far), (two, two_far) = unix_pair(), unix_pair()
+        swapped = []
+
+        def swap(mine, other):
+            if swapped:
+                return
+            loop.remove_reader(mine)
+            loop.remove_reader(other)
+            fd = other.fileno()
+            other.close()
+            swapped.append((mine, *reopened(fd)))
+            if kind == "reader":
+                silent(loop, fd)
+            else:
+                swapped.append(asyncio.ensure_future(loop.sock_recv(swapped[0][1], 9)))
+        loop.add_reader(one, swap, one, two)
+        loop.add_reader(two, swap, two, one)
+        one_far.send(b"x")
+        two_far.send(b"x")
+        await until(lambda: swapped)
+        await turns(10)
+        mine, new_near, new_far = swapped[0]
+        if kind == "reader":
+            loop.remove_reader(new_near)
+        else:
+            assert not swapped[1].done()
+            new_far.send(b"new")
+            assert await bounded(swapped[1], 5) == b"new"
+        for sock in (one_far, two_far, mine, new_near, new_far):
+            sock.close()
+    run(main())
+
+
+def test_a_transport_s_number_may_be_used_again_at_once(run, loop):
+    """connection_lost of one and connection_made of the next with the same number, in every turn."""
+    async def main():
+        for number in range(50):
+            near, far = unix_pair()
+            transport, protocol = await loop.create_connection(Recorder, sock=near)
+            far.send(b"first")
+            transport.abort() if number % 2 else far.close()
+            await bounded(protocol.lost, 5)
+            again, again_far = unix_pair()
+            assert number % 2 == 0 or {again.fileno(), again_far.fileno()} != {near.fileno()}
+            transport, protocol = await loop.create_connection(Recorder, sock=again)
+            again_far.send(b"second")
+            await bounded(protocol.received(6), 5)
+            assert protocol.data == b"second"
+            transport.close()
+            await bounded(protocol.lost, 5)
+            again_far.close()
+            far.close()
+    run(main())
+
+
+# -- two loops on one descriptor
+
+def run_both(factory, body):
+    """Run body(loop, index) on two loops in two threads; returns the results."""
+    results = [None, None]
+
+    def thread(index):
+        loop = loops[index]
+        try:
+            results[index] = loop.run_until_complete(bounded(body(loop, index), 20))
+        except BaseException as exc:
+            results[index] = exc
+    loops = [factory(), factory()]
+    threads = [threading.Thread(target=thread, args=(index,)) for index in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(30)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+MESSAGES = 10000
+
+
+@pytest.mark.parametrize("kind", ["eventfd", "socketpair", "sock_recv"])
+def test_two_loops_on_one_descriptor_read_each_message_once(loop_factory, kind):
+    """Each is woken, one reads, the other finds nothing: that is tolerated, and none is lost."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    near.setblocking(False)
+    eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+    ready, taken = threading.Barrier(3), [[], []]
+
+    def all_taken():
+        return len(taken[0]) + len(taken[1]) >= MESSAGES
+
+    async def body(loop, index):
+        def read():
+            with contextlib.suppress(BlockingIOError):
+                taken[index].extend([os.eventfd_read(eventfd)] if kind == "eventfd" else near.recv(1))
+
+        async def receive():
+            while True:
+                taken[index].extend(await loop.sock_recv(near, 1))
+        task = loop.create_task(receive()) if kind == "sock_recv" else None
+        if not task:
+            loop.add_reader(eventfd if kind == "eventfd" else near, read)
+        await turns(2)
+        ready.wait(10)
+        await until(all_taken, 15)
+        if task:
+            task.cancel()
+            await asyncio.wait([task])
+        else:
+            loop.remove_reader(eventfd if kind == "eventfd" else near)
+        return await asyncio.sleep(0.001, "alive")
+
+    def feed():
+        ready.wait(10)
+        for number in range(MESSAGES):
+            os.eventfd_write(eventfd, 1) if kind == "eventfd" else far.send(bytes([number % 256]))
+            if number % 500 == 0:
+                time.sleep(0.0005)              # both loops go to sleep: not to wait for anything
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        assert run_both(loop_factory, body) == ["alive", "alive"]
+    finally:
+        feeder.join(10)
+        near.close()
+        far.close()
+        os.close(eventfd)
+    expected = [1] * MESSAGES if kind == "eventfd" else sorted(number % 256 for number in range(MESSAGES))
+    assert sorted(taken[0] + taken[1]) == expected
+
+
+# -- more at once than one poll tells
+
+@pytest.fixture
+def many_descriptors():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip("the limit of descriptors is too low for a thousand connections")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_thousand_descriptors_ready_at_once_are_all_served(run, loop, many_descriptors):
+    async def main():
+        with pipes(1000) as ends:
+            seen = []
+            for index, (source, sink) in enumerate(ends):
+                os.write(sink, b"x")
+                loop.add_reader(source, lambda index=index, source=source: (seen.append(index), os.read(source, 9)))
+            await until(lambda: len(seen) >= 1000)
+            assert sorted(seen) == list(range(1000))
+            for source, _ in ends:
+                loop.remove_reader(source)
+    run(main())
+
+
+def test_none_of_a_thousand_descriptors_that_stay_ready_is_starved(run, loop, many_descriptors):
+    """They are never read, so each poll could tell of the same ones again."""
+    async def main():
+        with pipes(1000) as ends:
+            calls = [0] * 1000
+
+            def called(index):
+                calls[index] += 1
+            for index, (source, sink) in enumerate(ends):
+                os.write(sink, b"x")
+                loop.add_reader(source, called, index)
+            await until(lambda: min(calls) >= 3)
+            assert max(calls) <= 3 * min(calls) + 10
+            for source, _ in ends:
+                loop.remove_reader(source)
+    run(main())
+
+
+def test_a_thousand_waiting_calls_and_connections_are_all_served(run, loop, many_descriptors):
+    async def main():
+        ends = [unix_pair() for _ in range(500)]
+        links = [unix_pair() for _ in range(500)]
+        protocols = [(await loop.create_connection(Recorder, sock=near))[1] for near, _ in links]
+        calls = [asyncio.ensure_future(loop.sock_recv(near, 9)) for near, _ in ends]
+        await turns(3)
+        for _, far in ends + links:
+            far.send(b"x")
+        assert await bounded(asyncio.gather(*calls), 5) == [b"x"] * 500
+        await bounded(asyncio.gather(*(protocol.received(1) for protocol in protocols)), 5)
+        for protocol in protocols:
+            protocol.transport.abort()
+        await bounded(asyncio.gather(*(protocol.lost for protocol in protocols)), 5)
+        for sock in (sock for pair in ends for sock in pair):
+            sock.close()
+        for _, far in links:
+            far.close()
+    run(main())
+
+
+def test_edges_that_come_while_a_transport_is_paused_are_not_lost(run, loop):
+    async def main():
+        near, far = tcp_pair()
+        transport, protocol = await loop.create_connection(Recorder, sock=near)
+        for number in range(50):
+            transport.pause_reading()
+            far.send(b"x")
+            if number % 2:
+                await asyncio.sleep(0.0005)
+            transport.resume_reading()
+            if number % 3 == 0:
+                far.send(b"y")
+            await bounded(protocol.received(len(protocol.data) + 1), 5)
+        transport.pause_reading()
+        reset(far)
+        await asyncio.sleep(0.001)
+        transport.resume_reading()
+        await bounded(protocol.lost, 5)
+    run(main())
+
+
+# -- wake-ups
+
+def test_wakes_from_threads_reach_a_loop_that_waits_for_ever(loop):
+    """It has no timer and no descriptor: nothing but the wake-ups ends its waits."""
+    woken = threading.Semaphore(0)
+
+    def wake():
+        for _ in range(500):
+            loop.call_soon_threadsafe(woken.release)
+            assert woken.acquire(timeout=10)
+        loop.call_soon_threadsafe(loop.stop)
+    thread = threading.Thread(target=wake)
+    thread.start()
+    loop.run_forever()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_wake_that_comes_before_the_wait_counts(loop):
+    for _ in range(200):
+        loop.call_soon_threadsafe(loop.stop)
+        loop.run_forever()
+    thread = threading.Thread(target=lambda: [loop._write_to_self() for _ in range(1000)])
+    thread.start()
+    loop.run_until_complete(asyncio.sleep(0.005))
+    thread.join(10)
+
+
+# -- signals
+
+@pytest.fixture
+def signal_storm():
+    """A signal with a Python handler each millisecond."""
+    count = []
+    old = signal.signal(signal.SIGALRM, lambda *_: count.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    yield count
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, old)
+
+
+def test_traffic_and_timers_go_on_under_a_storm_of_signals(run, loop, signal_storm):
+    async def main():
+        near, far = tcp_pair()
+        reader, writer = await asyncio.open_connection(sock=near)
+        start, late = loop.time(), []
+
+        async def echo():
+            while data := await loop.sock_recv(far, 4096):
+                await loop.sock_sendall(far, data)
+
+        async def ticks():
+            for _ in range(100):
+                deadline = loop.time() + 0.0017
+                await asyncio.sleep(0.0017)
+                late.append(loop.time() - deadline)
+        echoing, ticking = asyncio.ensure_future(echo()), asyncio.ensure_future(ticks())
+        exchanged = 0
+        while not ticking.done():
+            text = os.urandom(1 + exchanged % 5000)
+            writer.write(text)
+            assert await bounded(reader.readexactly(len(text)), 5) == text
+            exchanged += 1
+        await ticking
+        writer.close()
+        await bounded(echoing, 5)
+        far.close()
+        return exchanged, late, loop.time() - start
+    exchanged, late, took = run(main())
+    assert exchanged > 20 and min(late) > -1e-6
+    assert len(signal_storm) > took * 1000 / 20
+
+
+def test_a_wait_is_not_lengthened_by_signals(loop, signal_storm):
+    """Interrupted again and again, it still ends in time; and the handlers ran meanwhile."""
+    start = loop.time()
+    loop.call_later(0.15, loop.stop)
+    loop.run_forever()
+    assert 0.15 <= loop.time() - start < 0.6
+    assert len(signal_storm) > 20
+
+
+def test_a_handler_that_raises_ends_the_wait_with_its_error(loop):
+    class Raised(Exception):
+        pass
+
+    def handler(*_):
+        raise Raised
+    old = signal.signal(signal.SIGALRM, handler)
+    try:
+        for _ in range(3):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            with pytest.raises(Raised):
+                loop.run_forever()
+            assert not loop.is_running()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    loop.run_until_complete(asyncio.sleep(0.001))
+
+
+# -- a poller that fails
+
+def epolls():
+    return {fd for fd, target in open_fds() if target == "anon_inode:[eventpoll]"}
+
+
+@pytest.mark.parametrize("idle", [True, False], ids=["about to wait", "busy"])
+@pytest.mark.parametrize("used", [True, False], ids=["with descriptors", "with nothing"])
+def test_a_closed_epoll_descriptor_ends_run_forever_with_its_error(used, idle):
+    before = epolls()
+    loop = gmploop.new_event_loop()
+    epoll, = epolls() - before
+    with pipes(2) as [(source, sink), _]:
+        near, far = unix_pair()
+        if used:
+            loop.add_reader(source, int)
+            transport, protocol = loop.run_until_complete(loop.create_connection(Recorder, sock=near))
+        loop.call_later(10, loop.stop)
+        loop.call_soon(os.close, epoll)
+
+        def spin():
+            loop.call_soon(spin)
+        if not idle:
+            loop.call_soon(spin)
+        with pytest.raises(OSError) as caught:
+            loop.run_forever()
+        assert caught.value.errno == errno.EBADF
+        assert not loop.is_running()
+        with pytest.raises(OSError):
+            loop.run_forever()
+        if used:
+            loop.remove_reader(source)
+            transport.abort()
+        loop.close()
+        loop.close()
+        assert loop.is_closed()
+        if used:
+            protocol.transport = None
+            transport._sock.close()
+        near.close()
+        far.close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_loop_that_cannot_have_its_descriptors_says_so_and_leaves_none():
+    """With room for none, one, two ... descriptors, until it can be made."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before, made = open_fds(), None
+    spare = os.dup(0)
+    os.close(spare)
+    limits = 0
+    try:
+        for room in range(10):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (spare + room, hard))
+            made = result_of(gmploop.new_event_loop)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            if not isinstance(made, type):
+                break
+            limits += 1
+            assert issubclass(made, OSError)
+            assert open_fds() == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert limits >= 1
+    made.run_until_complete(asyncio.sleep(0))
+    made.close()
+
+
+def test_a_descriptor_that_cannot_be_watched_leaves_no_trace(run, loop, tmp_path):
+    """epoll refuses plain files; the number serves something else afterwards."""
+    async def main():
+        with open(tmp_path / "file", "wb") as file:
+            fd = file.fileno()
+            for add in loop.add_reader, loop.add_writer:
+                with pytest.raises(PermissionError):
+                    add(file, int)
+            assert not loop.remove_reader(file) and not loop.remove_writer(file)
+        near, far = reopened(fd)
+        heard = loop.create_future()
+        loop.add_reader(fd, lambda: heard.done() or heard.set_result(near.recv(9)))
+        far.send(b"heard")
+        assert await bounded(heard, 5) == b"heard"
+        loop.remove_reader(fd)
+        near.close()
+        far.close()
+    run(main())
