@@ -4,10 +4,12 @@
 
 Operations per second on the wall, since workers and threads do much of their work on other cores; and beside them the
 CPU microseconds that the process, the kernel's workers included, spent on one: on a busy machine, look at these.
-Ratios are how many times as fast, and how many times as cheap, gmploop.fs is. `depth` tasks each do one operation after the other. "random" offsets are multiples
-of the size, in one file that the page cache holds unless the row says O_DIRECT. aiofiles has no pread(): it seeks and
-reads, with a file for each task. "small files": read or write whole files of 4 KB, 200 of them. In each round the
-ways take turns; figures are medians.
+Ratios are how many times as fast, and how many times as cheap, gmploop.fs is. In each round the ways take turns;
+figures are medians.
+
+`depth` tasks each do one operation after the other. Offsets are random multiples of the size, in one file that the
+page cache holds unless the row says "direct" (O_DIRECT). "small": read or write whole files of 4 KB, 200 of them.
+aiofiles has no pread(): it seeks and reads, with a file of its own for each task.
 """
 
 import argparse

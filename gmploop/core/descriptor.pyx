@@ -1,9 +1,9 @@
 # cython: language_level=3, freethreading_compatible=True, binding=True
 """Open descriptors, and what can be done with files at once because nothing has to be waited for.
 
-Cached reads are preadv2() with RWF_NOWAIT, cached opens openat2() with RESOLVE_CACHED; both fail where the answer is not
-in memory. But an open may wait for more than its path: for the other end of a fifo, a server, a lease. So a file is
-looked at first (O_PATH, statx without asking a server), and opened here only if it is a regular one on a filesystem
+Cached reads are preadv2() with RWF_NOWAIT, cached opens openat2() with RESOLVE_CACHED; both fail where the answer is
+not in memory. But an open may wait for more than its path: for the other end of a fifo, a server, a lease. So a file
+is looked at first (O_PATH, statx without asking a server), and opened here only if it is a regular one on a filesystem
 known to be local.
 """
 cimport cython
@@ -118,8 +118,8 @@ cdef bint is_local(gl_file_info *info, gl_file_info *last) except -1:
 
 
 cdef int open_cached(const char *path, int flags, gl_file_info *info, gl_file_info *last) except -2:
-    """Open a local regular file for reading if nothing has to be waited for. The descriptor, with O_NONBLOCK, or -1; what
-    the file is in `info`. `last` is the caller's own memory of the last local file, zeros at first."""
+    """Open a local regular file for reading if nothing has to be waited for. The descriptor, with O_NONBLOCK, or -1;
+    what the file is in `info`. `last` is the caller's own memory of the last local file, zeros at first."""
     cdef int fd
     cdef bint safe
     if flags & (O_CREAT | O_TRUNC | O_ACCMODE) != O_RDONLY:

@@ -11,8 +11,8 @@ holds a reference (one that the garbage collector cannot see, so that not even a
 bytearray that was given to readinto() cannot be resized (BufferError), and its bytes may still change, until then.
 What an abandoned operation brings is put away: the descriptor of an open is closed. A close is never cancelled.
 
-A Descriptor (descriptor.pyx) counts the operations that fly on it. It is closed when none is left, so its number is never given out
-again while the kernel may still look it up.
+A Descriptor (descriptor.pyx) counts the operations that fly on it. It is closed when none is left, so its number is
+never given out again while the kernel may still look it up.
 
 Only the thread that runs the loop touches the ring. It is plain (COOP_TASKRUN), so that another thread may run the
 loop later. Completions write to an eventfd that the loop's poller watches (edge-triggered, never read).
