@@ -110,6 +110,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
     poller: "auto", "epoll" or "kqueue". debug: None (as `python -X dev` and PYTHONASYNCIODEBUG say), True or False.
     """
 
+    _files = None           # what gmploop.fs does its work with, once it was used
+
     def __init__(self, *, poller="auto", debug=None):
         poller = config.resolve_poller(poller)
         debug = config.resolve_debug(debug)
@@ -150,6 +152,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
         if self._closed:
             return
         try:
+            if self._files is not None:
+                self._files.close()
             super().close()
         finally:
             self._close_core()
