@@ -45,8 +45,9 @@ cdef extern from *:
         }
         if (a->ss_family == AF_INET6) {
             const struct sockaddr_in6 *in = (const struct sockaddr_in6 *)a;
-            if (in->sin6_scope_id || !inet_ntop(AF_INET6, &in->sin6_addr, text, sizeof text)) return NULL;
-            return Py_BuildValue("(siII)", text, ntohs(in->sin6_port), ntohl(in->sin6_flowinfo), 0);
+            if (!inet_ntop(AF_INET6, &in->sin6_addr, text, sizeof text)) return NULL;
+            return Py_BuildValue("(siII)", text, ntohs(in->sin6_port), ntohl(in->sin6_flowinfo),
+                                 (unsigned int)in->sin6_scope_id);
         }
         return NULL;
     }

@@ -158,6 +158,8 @@ cdef class EpollPoller(Poller):
         return 0
 
     cdef int after_fork(self) except -1:
+        if self.forked():
+            gl_unlock(&self.wake_lock)  # a thread that is not in this process may have held it
         self.close_fds()
         self.open()
         return self.reattach_all()
