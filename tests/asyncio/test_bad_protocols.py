@@ -169,7 +169,7 @@ def test_what_is_no_protocol(same_as_stock, errors, protocol, when):
                         result_of(transport.set_protocol, factory())
             else:
                 task.cancel()
-            far.send(b"data")
+            result_of(far.send, b"data")
             await settle()
             far.close()
             await settle()
