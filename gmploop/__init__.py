@@ -21,6 +21,10 @@ if not TYPE_CHECKING:
             from gmploop.policy import uvicorn_worker
 
             return uvicorn_worker()
+        if name == "fs":  # likewise: not every program reads files
+            import gmploop.fs
+
+            return gmploop.fs
         if name == "EventLoopPolicy":
             raise AttributeError("this Python's asyncio has no policies: use gmploop.run or gmploop.install")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

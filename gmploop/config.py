@@ -4,15 +4,16 @@ An option given in code wins over the environment, which wins over the default.
 
 | option | takes | default | environment | why this default |
 |---|---|---|---|---|
-| poller | "auto", "epoll" | "auto" | GMPLOOP_POLLER | "auto" is the fastest there is on this machine |
+| poller | "auto", "epoll", "kqueue" | "auto" | GMPLOOP_POLLER | "auto" is the fastest there is on this machine |
 | malloc | | tuned | GMPLOOP_MALLOC="tuned" or "system" | see tunes_malloc() |
 | debug | None, True, False | None | GMPLOOP_DEBUG="asyncio=1" | None is asyncio's rule: PYTHONASYNCIODEBUG and -X dev |
 """
 
 import os
+import select
 from collections.abc import Iterable
 
-POLLERS = ("auto", "epoll")
+POLLERS = ("auto", "epoll", "kqueue")
 _SWITCH = {"0": False, "1": True}
 DEBUG_KEYS = {"asyncio": _SWITCH}  # key of GMPLOOP_DEBUG -> what each of its values means
 
@@ -33,7 +34,9 @@ def resolve_poller(value: str | None = "auto") -> str:
         raise TypeError(f"{name} takes {_one_of(POLLERS)}, not {value!r}")
     if value not in POLLERS:
         raise ValueError(f"{name} takes {_one_of(POLLERS)}, not {value!r}")
-    return "epoll" if value == "auto" else value
+    if value == "auto":
+        return "epoll" if hasattr(select, "epoll") else "kqueue"
+    return value
 
 
 def resolve_debug(value: bool | None = None) -> bool | None:

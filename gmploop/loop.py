@@ -107,11 +107,13 @@ def _tune_malloc():
 class Loop(runtime.LoopCore, _BaseLoop):
     """An asyncio event loop. Every method of asyncio's Unix loop is there and means the same.
 
-    poller: "auto" or "epoll". debug: None (as `python -X dev` and PYTHONASYNCIODEBUG say), True or False.
+    poller: "auto", "epoll" or "kqueue". debug: None (as `python -X dev` and PYTHONASYNCIODEBUG say), True or False.
     """
 
+    _files = None           # what gmploop.fs does its work with, once it was used
+
     def __init__(self, *, poller="auto", debug=None):
-        config.resolve_poller(poller)           # epoll, or an error
+        poller = config.resolve_poller(poller)
         debug = config.resolve_debug(debug)
         _tune_malloc()
         self._ssock = self._csock = None
@@ -119,7 +121,7 @@ class Loop(runtime.LoopCore, _BaseLoop):
         super().__init__(_SelectorView())
         if debug is not None:
             self.set_debug(debug)
-        self._open()
+        self._open(poller)
         self._selector.poller = self.poller
         self._internal_fds += 1                 # the poller
 
@@ -150,6 +152,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
         if self._closed:
             return
         try:
+            if self._files is not None:
+                self._files.close()
             super().close()
         finally:
             self._close_core()

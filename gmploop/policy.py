@@ -24,9 +24,9 @@ else:
 def new_event_loop(*, poller: str | None = "auto", debug: bool | None = None) -> Loop:
     """Make a loop. Fit for every `loop_factory` parameter.
 
-    poller: "auto" (GMPLOOP_POLLER, else the fastest) or "epoll". debug: asyncio's debug mode; None leaves it to
-    GMPLOOP_DEBUG and asyncio. Returns a Loop that is not set as the current one; close() it.
-    Raises ValueError or TypeError naming the option, OSError if the poller cannot be had. Callable from any thread.
+    poller: "auto" (GMPLOOP_POLLER, else the fastest), "epoll" (Linux) or "kqueue" (macOS, BSD). debug: asyncio's debug
+    mode; None leaves it to GMPLOOP_DEBUG and asyncio. Returns a Loop that is not set as the current one; close() it.
+    Raises ValueError or TypeError naming the option, OSError if the poller cannot be had here. Callable from any thread.
     """
     return Loop(poller=poller, debug=debug)
 

@@ -43,7 +43,8 @@ def _seconds(text):
 def parser():
     it = argparse.ArgumentParser(
         prog="python -m gmploop bench", description="Measure gmploop beside other event loops.",
-        epilog="A row may be a name from --list, the beginning of some (echo-streams), or a group (echo, http, micro).")
+        epilog="A row may be a name from --list, the beginning of some (echo-streams), or a group (echo, http, micro). "
+               "`python -m gmploop bench files --help` is about files.")
     it.add_argument("rows", nargs="*", metavar="ROW", help="what to measure (default: all)")
     it.add_argument("--loops", type=_loops, default=DEFAULT_LOOPS, metavar="A,B,...",
                     help=f"which loops (default: {','.join(DEFAULT_LOOPS)}; all: each one that is installed)")
@@ -157,6 +158,10 @@ class Run:
 
 
 def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["files"]:       # not a row: it compares ways to read files, not loops
+        from gmploop.bench import files
+        return files.main(argv[1:])
     options = parser().parse_args(argv)
     if options.list:
         for row in all_rows():

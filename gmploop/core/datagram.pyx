@@ -45,8 +45,9 @@ cdef extern from *:
         }
         if (a->ss_family == AF_INET6) {
             const struct sockaddr_in6 *in = (const struct sockaddr_in6 *)a;
-            if (in->sin6_scope_id || !inet_ntop(AF_INET6, &in->sin6_addr, text, sizeof text)) return NULL;
-            return Py_BuildValue("(siII)", text, ntohs(in->sin6_port), ntohl(in->sin6_flowinfo), 0);
+            if (!inet_ntop(AF_INET6, &in->sin6_addr, text, sizeof text)) return NULL;
+            return Py_BuildValue("(siII)", text, ntohs(in->sin6_port), ntohl(in->sin6_flowinfo),
+                                 (unsigned int)in->sin6_scope_id);
         }
         return NULL;
     }
@@ -65,6 +66,7 @@ cdef enum:
 
 cdef type shown_class = None
 cdef str datagram_received = "datagram_received"
+cdef bint abstract_names = sys.platform == "linux"
 # What stock does with an empty datagram: up to 3.12 sendto() drops it.
 cdef bint sends_empty = sys.version_info >= (3, 13)
 
@@ -156,12 +158,12 @@ cdef class DatagramTransport(Transport):
         return 1
 
     cdef object odd_address(self, sockaddr_storage *a, socklen_t size):
-        # Unix sockets: a path, an abstract name (bytes), or nothing.
+        # Unix sockets: a path, an abstract name (bytes), or nothing. The path begins two bytes behind on the BSDs too.
         cdef char *path = <char *>a + 2
         cdef Py_ssize_t n = <Py_ssize_t>size - 2
         if n <= 0:
             return None if size == 0 else ""
-        if path[0] == 0:
+        if path[0] == 0 and abstract_names:
             return PyBytes_FromStringAndSize(path, n)
         return path[:n].split(b"\0")[0].decode(sys.getfilesystemencoding(), "surrogateescape")
 

@@ -5,9 +5,11 @@ A Watch is one fd's registration for one owner: a transport, or the reader and w
     detached --attach--> attached (in the table, not watched) --watch(mask)--> watched --detach--> detached
 - attach() takes the fd's place in the table and a new generation. Whoever stood there before has lost the number (its
   fd was closed behind its back): its later watch() and detach() do not touch the newcomer.
-- watch() tells the kernel what to look for. An fd is registered once; a mask that stays the same costs no system call.
+- watch() tells the kernel what to look for. An fd is registered once; a mask that stays the same costs no system call,
+  one that changes may tell again what is ready.
 - Events carry fd and generation; one that matches no attached watch is dropped. So a stale event, of an fd that was
   closed and whose number was given out again, never reaches the wrong owner.
+- Where a backend cannot be had, its constructor raises OSError with the reason.
 - rearm() asks anew: what is ready now is told once more, though its edge was told before.
 - Watches are edge-triggered unless the mask has EV_LEVEL: an edge is told once, and its owner reads or writes until the
   kernel says that it would block, or remembers that it has not.
@@ -16,8 +18,9 @@ A Watch is one fd's registration for one owner: a transport, or the reader and w
 poll(delay_ns) pushes each watch that has events to its world's ready ring (once, events merged): <0 waits, 0 looks, >0
 waits at most so long. It releases the GIL. It returns early, without events, for a signal or a wake().
 wake() from any thread: the current poll, or else the next, returns at once.
-After fork() the child's kernel objects are still shared with the parent. A poller notices by a generation counter and,
-when its world is next used, makes new ones and registers what it watched; what the parent uses is not touched.
+After fork() the child's kernel objects are still shared with the parent (epoll), or their numbers are nobody's (kqueue).
+A poller notices by a generation counter and, when its world is next used, makes new ones and registers what it watched;
+what the parent uses is not touched.
 close() ends it; a second call does nothing.
 """
 from cpython.ref cimport Py_INCREF

@@ -1,7 +1,7 @@
 from gmploop.core.handle cimport gl_spinlock
 from gmploop.core.poller cimport Poller, Watch, uint32_t, int64_t
 
-cdef extern from "<sys/epoll.h>" nogil:
+cdef extern from "epoll.h" nogil:
     ctypedef union epoll_data_t:
         unsigned long long u64
     struct epoll_event:

@@ -13,18 +13,15 @@ from gmploop.core.poller cimport EV_LEVEL, EV_KERNEL
 
 cdef extern from *:
     """
-    #include <sys/epoll.h>
-    #include <sys/eventfd.h>
-    #include <sys/syscall.h>
+    #include "epoll.h"
     #include <time.h>
     #include <unistd.h>
-    #include <errno.h>
     /* epoll_pwait2 (Linux 5.11) takes nanoseconds; without it waits are rounded up to milliseconds. */
     static int gl_epoll_wait(int epfd, struct epoll_event *ev, int n, long long delay_ns) {
-        static int have_pwait2 = 1;
         if (delay_ns <= 0)
             return epoll_wait(epfd, ev, n, delay_ns < 0 ? -1 : 0);
     #ifdef SYS_epoll_pwait2
+        static int have_pwait2 = 1;
         if (__atomic_load_n(&have_pwait2, __ATOMIC_RELAXED)) {
             struct timespec t = { delay_ns / 1000000000, delay_ns % 1000000000 };
             int r = (int)syscall(SYS_epoll_pwait2, epfd, ev, n, &t, NULL, 0);
@@ -36,6 +33,7 @@ cdef extern from *:
         return epoll_wait(epfd, ev, n, ms > 2147483647 ? 2147483647 : (int)ms);
     }
     """
+    bint GL_HAVE_EPOLL
     int gl_epoll_wait(int, epoll_event *, int, long long) nogil
     int epoll_create1(int)
     int epoll_ctl(int, int, int, epoll_event *)
@@ -58,6 +56,8 @@ cdef class EpollPoller(Poller):
 
     cdef int open(self) except -1:
         cdef epoll_event ev
+        if not GL_HAVE_EPOLL:
+            raise OSError(ENOSYS, "epoll is there on Linux only")
         self.epfd = epoll_create1(EPOLL_CLOEXEC)
         if self.epfd < 0:
             PyErr_SetFromErrno(OSError)
@@ -158,6 +158,8 @@ cdef class EpollPoller(Poller):
         return 0
 
     cdef int after_fork(self) except -1:
+        if self.forked():
+            gl_unlock(&self.wake_lock)  # a thread that is not in this process may have held it
         self.close_fds()
         self.open()
         return self.reattach_all()

@@ -21,7 +21,6 @@ from gmploop.core.g cimport (
     gl_ring_len, gl_ring_pop, gl_g_cas, gl_g_set, gl_g_clear_notified, G_IDLE, G_RUNNABLE,
     G_RUNNING)
 from gmploop.core.poller cimport Watch, uint32_t
-from gmploop.core.poller_epoll cimport EpollPoller
 from gmploop.core.stream cimport SocketTransport
 from gmploop.core.fdwatch cimport SockOp
 
@@ -81,12 +80,16 @@ cdef class LoopCore(G):
     def __cinit__(self, *args, **kwargs):
         self._closed = True             # until _open(): __del__ of a loop whose constructor failed has nothing to close
 
-    def _open(self):
-        """Open the poller. Once, by the constructor of the subclass."""
+    def _open(self, str poller):
+        """Open the poller of this name. Once, by the constructor of the subclass. OSError says why it cannot be had."""
         self.custom_time = type(self).time is not LoopCore.time
         self.custom_call_at = type(self).call_at is not LoopCore.call_at
         self.task_kwargs = {"loop": self}
-        self.poller = EpollPoller(self)
+        if poller == "epoll":
+            from gmploop.core.poller_epoll import EpollPoller as Backend
+        else:
+            from gmploop.core.poller_kqueue import KqueuePoller as Backend
+        self.poller = Backend(self)
 
     def _use_own_clock(self):
         self.custom_time = True

@@ -24,6 +24,21 @@ cdef extern from "Python.h":
     int PyContext_Enter(object) except -1
     int PyContext_Exit(object) except -1
 
+cdef extern from *:
+    """
+    #include <sys/socket.h>
+    /* macOS: writing to a connection that is gone sends no signal. Elsewhere MSG_NOSIGNAL says so with each call. */
+    static void gl_no_sigpipe(int fd) {
+    #ifdef SO_NOSIGPIPE
+        int on = 1;
+        setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
+    #else
+        (void)fd;
+    #endif
+    }
+    """
+    void gl_no_sigpipe(int)
+
 cdef enum:
     LOG_LOST_WRITES = 5     # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
     HIGH_WATER = 65536      # asyncio's default for sockets; low is a quarter
@@ -47,6 +62,7 @@ cdef class Transport(Watch):
         self.made = protocol.connection_made        # what is no protocol is refused before the socket is ours
         self.fd = sock.fileno()
         self.g = loop
+        gl_no_sigpipe(self.fd)
         self.sock = sock
         self.waiter = waiter
         self.extra = extra if extra is not None else {}

@@ -34,9 +34,16 @@ static inline int gl_world_mine(gl_world *w) {
 #define GL_FREE_THREADED 0
 #endif
 
+/* The clock of time.monotonic(): on macOS CLOCK_MONOTONIC goes on while the machine sleeps, that one does not. */
+#ifdef __APPLE__
+#define GL_CLOCK CLOCK_UPTIME_RAW
+#else
+#define GL_CLOCK CLOCK_MONOTONIC
+#endif
+
 static inline double gl_monotonic(void) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(GL_CLOCK, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
@@ -50,7 +57,7 @@ static inline uint64_t gl_ticks(void) { return __rdtsc(); }
 #define GL_TICKS_LITTLE 40000ULL
 static inline uint64_t gl_ticks(void) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(GL_CLOCK, &t);
     return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
 }
 #endif
