@@ -51,8 +51,8 @@ enum {
     GL_OP_FTRUNCATE = 55, GL_OPS = 64,
     GL_SQE_ASYNC = 1 << 4,                  /* IOSQE_ASYNC: a worker does it from the start */
     GL_SETUP_CQSIZE = 1 << 3, GL_SETUP_CLAMP = 1 << 4, GL_SETUP_SUBMIT_ALL = 1 << 7, GL_SETUP_COOP_TASKRUN = 1 << 8,
-    GL_FEAT_SINGLE_MMAP = 1 << 0, GL_FEAT_NODROP = 1 << 1, GL_FEAT_RW_CUR_POS = 1 << 3, GL_FEAT_NO_IOWAIT = 1 << 17,
-    GL_ENTER_GETEVENTS = 1 << 0, GL_ENTER_NO_IOWAIT = 1 << 7,
+    GL_FEAT_SINGLE_MMAP = 1 << 0, GL_FEAT_NODROP = 1 << 1, GL_FEAT_RW_CUR_POS = 1 << 3,
+    GL_ENTER_GETEVENTS = 1 << 0,
     GL_REGISTER_EVENTFD = 4, GL_REGISTER_PROBE = 8,
     GL_SQ_CQ_OVERFLOW = 1 << 1, GL_SQ_TASKRUN = 1 << 2,
 };
@@ -82,8 +82,6 @@ static inline int gl_uring_setup(unsigned entries, gl_uring_params *p) {
 }
 
 static inline int gl_uring_enter(gl_uring *r, unsigned submit, unsigned wait, unsigned flags) {
-    if (wait && r->features & GL_FEAT_NO_IOWAIT)
-        flags |= GL_ENTER_NO_IOWAIT;
     long n = syscall(426, r->fd, submit, wait, flags, NULL, 0);
     return n < 0 ? -errno : (int)n;
 }

@@ -36,6 +36,7 @@ cdef class FileOp:
     cdef int fd, flags
     cdef int res
     cdef bint abandoned             # nobody waits for the result any more
+    cdef bint waits                 # stands in ring.waiting: the kernel has nothing of it
     cdef bint again                 # was submitted a second time after EAGAIN
     cdef bint has_view
     cdef long long offset           # < 0: the file's own position

@@ -15,7 +15,8 @@ A Descriptor (descriptor.pyx) counts the operations that fly on it. It is closed
 never given out again while the kernel may still look it up.
 
 Only the thread that runs the loop touches the ring. It is plain (COOP_TASKRUN), so that another thread may run the
-loop later. Completions write to an eventfd that the loop's poller watches (edge-triggered, never read).
+loop later. Completions write to an eventfd that the loop's poller watches (edge-triggered, never read): nobody ever
+waits in the ring, so an idle one shows neither as CPU nor as iowait.
 
 Submission: operations are collected until the turn's other callbacks have run, or go at once when there are none.
 With more than one flying they are marked IOSQE_ASYNC: the kernel's workers then do them side by side, where it would
@@ -327,6 +328,7 @@ cdef class FileRing(Watch):
         cdef FileOp op
         self.let_go()
         self.waiting.clear()
+        self.pumping = False                # if another thread forked
         for op in self.slots[:]:
             if op is not None:
                 self.settle(op, -ECANCELED)
@@ -408,7 +410,10 @@ cdef class FileRing(Watch):
         if self.closed:
             return 0
         if self.fork_gen != fork_generation():
-            return self.renew()
+            try:
+                return self.renew()
+            except OSError:
+                return 0                    # the next operation tries again, and says so
         return self.pump() if self.r.fd >= 0 else 0
 
     cdef int start(self, FileOp op) except -1:
@@ -419,7 +424,7 @@ cdef class FileRing(Watch):
         else:
             slot = len(self.slots)
             self.slots.append(op)
-        self.next_op_gen = self.next_op_gen + 1 or 1        # no key is 0
+        self.next_op_gen = <uint32_t>(self.next_op_gen + 1) or 1        # no key is 0
         op.key = <uint64_t>slot | <uint64_t>self.next_op_gen << 32
         op.state = FLYING
         Py_INCREF(op)                       # the kernel's: settle() drops it
@@ -444,6 +449,7 @@ cdef class FileRing(Watch):
             if e == NULL and not self.pumping:
                 self.pump()
                 e = gl_uring_sqe(&self.r) if not self.waiting else NULL
+        op.waits = e == NULL
         if e != NULL:
             op.fill(e)
         else:
@@ -505,13 +511,21 @@ cdef class FileRing(Watch):
                 return 0                    # again with the next completion
 
     cdef int refill(self) except -1:
+        """Give those that wait for a place in the submission queue what there is."""
         cdef gl_sqe *e
+        cdef FileOp op
         while self.waiting:
-            e = gl_uring_sqe(&self.r)
             self.pump_wanted = True
-            if e == NULL:
+            op = self.waiting[0]
+            e = gl_uring_sqe(&self.r) if not op.abandoned else NULL
+            if e == NULL and not op.abandoned:
                 return 0
-            (<FileOp>self.waiting.popleft()).fill(e)
+            self.waiting.popleft()
+            op.waits = False
+            if e != NULL:
+                op.fill(e)
+            else:
+                self.settle(op, -ECANCELED)
         return 0
 
     cdef int refused(self, int error) except -1:
@@ -526,7 +540,9 @@ cdef class FileRing(Watch):
                 break
             slot = key & 0xffffffff
             if slot < <size_t>len(self.slots):
-                self.waiting.appendleft(self.slots[slot])
+                op = self.slots[slot]
+                op.waits = True
+                self.waiting.appendleft(op)
         if error in (EAGAIN, EBUSY, ENOMEM) and self.flying > len(self.waiting):
             return 0
         while self.waiting:
@@ -580,18 +596,13 @@ cdef class FileRing(Watch):
     cdef int cancel(self, FileOp op) except -1:
         """Ask the kernel to hurry. What it answers does not matter: the operation's own completion ends it."""
         cdef gl_sqe *e
-        if self.fork_gen != fork_generation():
-            return 0
-        if op in self.waiting:
-            self.waiting.remove(op)
-            return self.settle(op, -ECANCELED)
-        if op.kind == GL_OP_CLOSE:
+        if self.fork_gen != fork_generation() or op.waits or op.kind == GL_OP_CLOSE:
             return 0
         e = gl_uring_sqe(&self.r)
         if e == NULL and not self.pumping:
             self.pump()
-            e = gl_uring_sqe(&self.r)
-        if e != NULL and op.state == FLYING:
+            e = gl_uring_sqe(&self.r) if op.state == FLYING else NULL
+        if e != NULL:
             e.opcode, e.fd, e.addr, e.user_data = GL_OP_ASYNC_CANCEL, -1, op.key, NOBODY
             self.pump_wanted = True
             self.pump()
