@@ -13,6 +13,7 @@ kernel does not take is kept as bytes objects (mutable data is copied) and sent 
 bit is asked for from the first time on that a send would block.
 """
 cimport cython
+import sys
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING, PyBytes_GET_SIZE, PyBytes_CheckExact
 from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBUF_CONTIG_RO
 from cpython.exc cimport PyErr_SetFromErrno
@@ -68,6 +69,8 @@ def configure(transport_type, buffered_protocol, try_native):
 
 
 cdef str data_received = "data_received"
+# Up to 3.11 stock joins the pieces of writelines() first, and refuses in the call what it cannot join.
+cdef bint joins_lines = sys.version_info < (3, 12)
 
 
 cdef inline bint would_block() noexcept:
@@ -340,6 +343,8 @@ cdef class SocketTransport(Transport):
             return
         for data in chunks:
             if not PyBytes_CheckExact(data) and not data.c_contiguous:
+                if joins_lines:
+                    raise TypeError(f"writelines() wants contiguous bytes-like objects, not {data!r}")
                 self.fatal(BufferError("memoryview: underlying buffer is not C-contiguous"),
                            "Fatal write error on socket transport")
                 return
