@@ -261,11 +261,17 @@ class Loop(runtime.LoopCore, _BaseLoop):
         handle._source_traceback = format_helpers.extract_stack(sys._getframe(1))
 
     def _describe_entry(self, entry):
-        task = getattr(getattr(entry, "_callback", None), "__self__", None)
-        return task if isinstance(task, tasks.Task) else entry
+        callback = getattr(entry, "_callback", None)
+        task = getattr(callback, "__self__", None)
+        return (task if isinstance(task, tasks.Task) else entry), callback, getattr(entry, "_args", None)
 
     def _report_slow(self, what, took):
-        logger.warning("Executing %r took %.3f seconds", what, took)
+        entry, callback, args = what
+        text = repr(entry)
+        if callback is not None and getattr(entry, "_callback", entry) is None:     # it ran: a handle holds it no more
+            head, space, tail = text[:-1].partition(" ")
+            text = f"{head} {_format_callback(callback, args, True)}{space}{tail}>"
+        logger.warning("Executing %s took %.3f seconds", text, took)
 
     def _refuse_thread(self, what):
         here = events._get_running_loop()

@@ -375,6 +375,10 @@ cdef class Transport(Watch):
         return self.protocol
 
     @property
+    def _paused(self):
+        return self.paused
+
+    @property
     def _protocol_paused(self):
         return self.protocol_paused
 
