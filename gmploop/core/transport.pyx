@@ -13,6 +13,7 @@ later, and resume_writing, in a copy of the one in which buffering began. A cont
 used for all of it, as it is.
 """
 cimport cython
+import socket
 import sys
 import warnings
 from libc.errno cimport EBADF
@@ -76,7 +77,7 @@ cdef class Transport(Watch):
         self.given_context = context is not None
         self.context = context if self.given_context else PyContext_CopyCurrent()
         self.use_protocol(protocol)
-        if hasattr(sock, "_io_refs"):
+        if isinstance(sock, socket.socket):
             sock._io_refs += 1      # who closes the socket object does not take the fd away from under the transport
         poller.attach(self)
         if server is not None:
@@ -176,7 +177,7 @@ cdef class Transport(Watch):
         return 0
 
     cdef int close_socket(self) except -1:
-        if hasattr(self.sock, "_io_refs"):
+        if isinstance(self.sock, socket.socket):
             self.sock._decref_socketios()
         self.sock.close()
         return 0
