@@ -5,8 +5,23 @@ from typing import TYPE_CHECKING
 
 from gmploop.loop import Loop
 from gmploop.policy import install, new_event_loop, poller_name, run
+from gmploop.sync import (
+    Channel,
+    ChannelClosed,
+    Event,
+    Mutex,
+    Once,
+    RWMutex,
+    Semaphore,
+    WaitGroup,
+    WouldBlock,
+    select,
+    select_blocking,
+)
 
 __all__ = ["Loop", "install", "new_event_loop", "poller_name", "run"]
+__all__ += ["Channel", "ChannelClosed", "Event", "Mutex", "Once", "RWMutex", "Semaphore", "WaitGroup", "WouldBlock"]
+__all__ += ["select", "select_blocking"]
 __version__ = "0.1.0"
 
 if sys.version_info < (3, 16):  # asyncio has policies until then

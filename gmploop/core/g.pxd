@@ -30,6 +30,7 @@ cdef class G:
     cdef PyObject *taken    # what the owner took from there and has not queued yet, oldest first; mostly empty
     cdef PyObject *pool[POOL]
     cdef int npool
+    cdef long waits         # operations at channels, locks and the like that wait in this world (waiter.pyx)
     cdef object __weakref__
     cdef int push_entry(self, size_t entry) except -1
     cdef Handle enqueue(self, object callback, tuple args, object context)
@@ -42,5 +43,7 @@ cdef class G:
     cdef int drop_queues(self) except -1
     cdef int wake(self) except -1
     cdef object new_future(self)
+    cdef bint gone(self) noexcept
+    cdef int purge(self) except -1
 
 cdef int call_in(object context, PyObject *callback, PyObject *args) except -1

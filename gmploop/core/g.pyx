@@ -205,6 +205,14 @@ cdef class G:
     cdef object new_future(self):
         return self.create_future()
 
+    cdef bint gone(self) noexcept:
+        """Whether nothing that is posted to it will ever run."""
+        return False
+
+    cdef int purge(self) except -1:
+        """Drop what was posted after it was gone."""
+        return 0
+
     cdef int run_handle(self, Handle h) except -1:
         """Run a handle that was taken from the ring. A callback's error is reported, not raised, unless it must end
         the loop (SystemExit, KeyboardInterrupt)."""
