@@ -46,7 +46,7 @@ cdef Py_ssize_t count(str what, value, Py_ssize_t least) except -1:
 
 
 cdef void drop_queue(gl_waitq *q, gl_chain *out) noexcept:
-    cdef gl_node *n = q.first
+    cdef gl_wnode *n = q.first
     while n != NULL:
         gl_q_remove(n)
         gl_chain_add(out, n, 0)
@@ -55,7 +55,7 @@ cdef void drop_queue(gl_waitq *q, gl_chain *out) noexcept:
 
 cdef int visit_queue(gl_waitq *q, visitproc visit, void *arg) noexcept:
     """Each node in a queue holds a reference to its waiter."""
-    cdef gl_node *n = q.first
+    cdef gl_wnode *n = q.first
     cdef int r = 0
     while n != NULL and r == 0:
         r = visit(<PyObject *>n.owner, arg)
@@ -83,7 +83,7 @@ cdef class Channel(Shared):
     def __class_getitem__(cls, item):
         return GenericAlias(cls, item)
 
-    cdef int attempt(self, gl_node *n, gl_chain *out) noexcept:
+    cdef int attempt(self, gl_wnode *n, gl_chain *out) noexcept:
         cdef int r
         if n.op != OP_SEND:
             return gl_chan_recv(&self.c, &n.item, &n.seq, out)
@@ -95,7 +95,7 @@ cdef class Channel(Shared):
     cdef gl_waitq *queue(self, int op) noexcept:
         return &self.c.sendq if op == OP_SEND else &self.c.recvq
 
-    cdef int restore(self, gl_node *n, gl_chain *out) noexcept:
+    cdef int restore(self, gl_wnode *n, gl_chain *out) noexcept:
         return gl_chan_restore(&self.c, n, out) if n.op != OP_SEND else 0
 
     cdef int visit(self, visitproc visit, void *arg) noexcept:
@@ -152,7 +152,7 @@ cdef class Channel(Shared):
 
     def send_nowait(self, item):
         """As send(), but raises WouldBlock instead of waiting."""
-        cdef gl_node n
+        cdef gl_wnode n
         cdef int r
         memset(&n, 0, sizeof(n))
         n.op, n.item = OP_SEND, <void *>item
@@ -169,7 +169,7 @@ cdef class Channel(Shared):
 
     def recv_nowait(self):
         """As recv(), but raises WouldBlock instead of waiting."""
-        cdef gl_node n
+        cdef gl_wnode n
         cdef int r
         memset(&n, 0, sizeof(n))
         n.op = OP_RECV
@@ -235,7 +235,7 @@ cdef class Channel(Shared):
                 f"{', closed' if self.c.closed else ''}")
 
 
-cdef int at_once(Shared at, gl_node *n) except -1:
+cdef int at_once(Shared at, gl_wnode *n) except -1:
     """The operation of a node of no waiter."""
     cdef gl_chain out
     cdef int r
@@ -289,7 +289,7 @@ cdef extern from *:
 @cython.no_gc_clear
 cdef class Select(Waiter):
     """The awaitable of select()."""
-    cdef gl_node *nodes
+    cdef gl_wnode *nodes
     cdef unsigned *order        # n numbers of cases in the order of the attempts; then n in that of the locks
     cdef unsigned n
     cdef tuple channels
@@ -314,7 +314,7 @@ cdef class Select(Waiter):
         cdef Py_ssize_t n = len(cases)
         if not 0 < n < 1 << 20:
             raise ValueError(f"select() takes one case or more, up to a million, not {n}")
-        self.nodes = <gl_node *>calloc(n, sizeof(gl_node))
+        self.nodes = <gl_wnode *>calloc(n, sizeof(gl_wnode))
         self.order = <unsigned *>calloc(2 * n, sizeof(unsigned))
         if self.nodes == NULL or self.order == NULL:
             raise MemoryError()
@@ -344,7 +344,7 @@ cdef class Select(Waiter):
     cdef unsigned won(self) noexcept:
         return <unsigned>load_flags(&self.state) >> W_INDEX_SHIFT
 
-    cdef gl_node *winner(self) noexcept:
+    cdef gl_wnode *winner(self) noexcept:
         return &self.nodes[self.won()]
 
     cdef Shared winner_at(self):
@@ -416,7 +416,7 @@ cdef class Select(Waiter):
         return self
 
     cdef object granted(self):
-        cdef gl_node *n = self.winner()
+        cdef gl_wnode *n = self.winner()
         if n.op == OP_SEND:
             return n.index, None
         value = <object>n.item
@@ -442,7 +442,7 @@ cdef class Select(Waiter):
         """Of the winner's nothing is left, or it stands among `returned`."""
         cdef unsigned i, queued = 0
         cdef int outcome = load_flags(&self.state) & W_OUTCOME
-        cdef gl_node *winner = self.winner() if outcome == W_GRANTED or outcome == W_CLOSED else NULL
+        cdef gl_wnode *winner = self.winner() if outcome == W_GRANTED or outcome == W_CLOSED else NULL
         cdef Shared at
         for i in range(self.n):
             if &self.nodes[i] != winner:
@@ -522,13 +522,13 @@ cdef class Gate(Shared):
     cdef gl_gate gate
     cdef long long limit        # of value; 0: none
 
-    cdef int attempt(self, gl_node *n, gl_chain *out) noexcept:
+    cdef int attempt(self, gl_wnode *n, gl_chain *out) noexcept:
         return gl_gate_try(&self.gate, n.op)
 
     cdef gl_waitq *queue(self, int op) noexcept:
         return &self.gate.q
 
-    cdef int restore(self, gl_node *n, gl_chain *out) noexcept:
+    cdef int restore(self, gl_wnode *n, gl_chain *out) noexcept:
         gl_gate_leave(&self.gate, n.op, out)
         return 0
 
@@ -573,7 +573,7 @@ cdef class Gate(Shared):
         return r == 0
 
     cdef bint enter_now(self, int op) except -1:
-        cdef gl_node n
+        cdef gl_wnode n
         memset(&n, 0, sizeof(n))
         n.op = <unsigned char>op
         return at_once(self, &n) == SYNC_DONE

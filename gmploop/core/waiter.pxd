@@ -8,9 +8,9 @@ cdef extern from "waitq.h" nogil:
     enum: SYNC_DONE, SYNC_WAIT, SYNC_CLOSED, SYNC_NO_MEMORY
     enum: OP_RECV, OP_NEXT, OP_SEND, OP_PERMIT, OP_READ, OP_WRITE, OP_PASS
     ctypedef struct gl_waitq
-    ctypedef struct gl_node:
-        gl_node *next
-        gl_node *link
+    ctypedef struct gl_wnode:
+        gl_wnode *next
+        gl_wnode *link
         gl_waitq *q
         int *state
         void *owner
@@ -20,11 +20,11 @@ cdef extern from "waitq.h" nogil:
         unsigned char op
         unsigned char wake
     ctypedef struct gl_waitq:
-        gl_node *first
+        gl_wnode *first
         size_t n
     ctypedef struct gl_chain:
-        gl_node *first
-        gl_node *spare
+        gl_wnode *first
+        gl_wnode *spare
     ctypedef struct gl_chan:
         gl_waitq recvq, sendq, returned
         gl_ring buf
@@ -36,13 +36,13 @@ cdef extern from "waitq.h" nogil:
     int gl_wait_decide(int *, int, unsigned)
     bint gl_wait_arm(int *)
     bint gl_wait_take(int *)
-    void gl_chain_add(gl_chain *, gl_node *, int)
-    void gl_q_append(gl_waitq *, gl_node *)
-    bint gl_q_remove(gl_node *)
+    void gl_chain_add(gl_chain *, gl_wnode *, int)
+    void gl_q_append(gl_waitq *, gl_wnode *)
+    bint gl_q_remove(gl_wnode *)
     size_t gl_chan_len(gl_chan *)
     int gl_chan_recv(gl_chan *, void **, uint64_t *, gl_chain *)
     int gl_chan_send(gl_chan *, void *, gl_chain *)
-    int gl_chan_restore(gl_chan *, gl_node *, gl_chain *)
+    int gl_chan_restore(gl_chan *, gl_wnode *, gl_chain *)
     void gl_chan_close(gl_chan *, gl_chain *)
     int gl_gate_try(gl_gate *, int)
     void gl_gate_settle(gl_gate *, gl_chain *)
@@ -69,22 +69,22 @@ cdef class Shared:
     cdef readonly object name       # for repr and dumps only
     cdef object __weakref__
     # Under the lock, without a call to Python:
-    cdef int attempt(self, gl_node *n, gl_chain *out) noexcept      # n's operation: a SYNC_ code
+    cdef int attempt(self, gl_wnode *n, gl_chain *out) noexcept      # n's operation: a SYNC_ code
     cdef gl_waitq *queue(self, int op) noexcept                     # where that operation waits
-    cdef int restore(self, gl_node *n, gl_chain *out) noexcept      # undo it; whether n stands in a queue now
+    cdef int restore(self, gl_wnode *n, gl_chain *out) noexcept      # undo it; whether n stands in a queue now
     cdef void left(self, gl_chain *out) noexcept                    # somebody has left a queue undecided
     cdef int visit(self, visitproc visit, void *arg) noexcept
     # Not under the lock:
     cdef int empty(self) except -1                                  # let go of all that waits and is buffered
     cdef str describe(self)
-    cdef int undo(self, gl_node *n) except -1
+    cdef int undo(self, gl_wnode *n) except -1
 
 cdef class Waiter:
     cdef int state                  # waitq.h; decided by any thread, once
     cdef unsigned char stage        # NEW, PARKED, ENDED; this and all below by the waiter's own thread
     cdef bint blocking              # _asyncio_future_blocking
     cdef bint delivered             # the callback was called
-    cdef gl_node node
+    cdef gl_wnode node
     cdef Shared at                  # what it waits at (a select: nothing)
     cdef G g                        # the world, if it is one of ours; else `loop` says which
     cdef object loop
@@ -100,7 +100,7 @@ cdef class Waiter:
     cdef object finish(self)
     cdef object closed(self)
     cdef object granted(self)
-    cdef gl_node *winner(self) noexcept
+    cdef gl_wnode *winner(self) noexcept
     cdef Shared winner_at(self)
     cdef bint decide_here(self, int outcome) except -1
     cdef object expired(self)

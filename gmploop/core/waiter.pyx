@@ -111,8 +111,8 @@ cdef int flush(gl_chain *out) except -1:
     """After the unlock: wake those who were decided and drop the queues' references. All of them, before an error that
     came up in between (a signal's, say) is raised."""
     cdef gl_chain more
-    cdef gl_node *n = out.first
-    cdef gl_node *link
+    cdef gl_wnode *n = out.first
+    cdef gl_wnode *link
     cdef Waiter w
     error = None
     if out.spare != NULL:
@@ -170,13 +170,13 @@ cdef class Shared:
             (<Shared>self.after).before = self.before
         gl_unlock(&list_lock)
 
-    cdef int attempt(self, gl_node *n, gl_chain *out) noexcept:
+    cdef int attempt(self, gl_wnode *n, gl_chain *out) noexcept:
         return SYNC_CLOSED
 
     cdef gl_waitq *queue(self, int op) noexcept:
         return NULL
 
-    cdef int restore(self, gl_node *n, gl_chain *out) noexcept:
+    cdef int restore(self, gl_wnode *n, gl_chain *out) noexcept:
         return 0
 
     cdef void left(self, gl_chain *out) noexcept:
@@ -191,7 +191,7 @@ cdef class Shared:
     cdef str describe(self):
         return ""
 
-    cdef int undo(self, gl_node *n) except -1:
+    cdef int undo(self, gl_wnode *n) except -1:
         """Take back an operation that was just done for a node of no queue (a waiter's; of RECV the item is in it)."""
         cdef Waiter carrier = Waiter.__new__(Waiter)
         cdef gl_chain out
@@ -387,7 +387,7 @@ cdef class Waiter:
 
     # -- ending early
 
-    cdef gl_node *winner(self) noexcept:
+    cdef gl_wnode *winner(self) noexcept:
         return &self.node
 
     cdef Shared where(self, unsigned index):
@@ -743,7 +743,7 @@ cdef entry *entries(size_t *n) noexcept:
     memory. A callback is cleared only after its waiter has left all queues, so under their locks it is there."""
     cdef PyObject *o
     cdef gl_waitq *q
-    cdef gl_node *node
+    cdef gl_wnode *node
     cdef entry *found = NULL
     cdef entry *more
     cdef size_t size = 0

@@ -41,13 +41,13 @@ enum { W_PENDING = 0, W_GRANTED = 1, W_CLOSED = 2, W_CANCELLED = 3, W_EXPIRED = 
 enum { SYNC_DONE = 0, SYNC_WAIT = 1, SYNC_CLOSED = 2, SYNC_NO_MEMORY = 3 };
 enum { OP_RECV = 0, OP_NEXT = 1, OP_SEND = 2, OP_PERMIT = 3, OP_READ = 4, OP_WRITE = 5, OP_PASS = 6 };
 
-typedef struct gl_node gl_node;
-typedef struct { gl_node *first, *last; size_t n; } gl_waitq;
+typedef struct gl_wnode gl_wnode;
+typedef struct { gl_wnode *first, *last; size_t n; } gl_waitq;
 
-struct gl_node {
-    gl_node *next, *prev;
+struct gl_wnode {
+    gl_wnode *next, *prev;
     gl_waitq *q;            /* the queue that it stands in, or NULL */
-    gl_node *link;          /* the next of a chain of decided nodes */
+    gl_wnode *link;          /* the next of a chain of decided nodes */
     int *state;             /* the wait's word */
     void *owner;            /* the wait itself; each queue that the node stands in holds a reference */
     void *item;             /* what a sender brings until it is taken; what a receiver was given. A reference */
@@ -74,7 +74,7 @@ static inline int gl_wait_take(int *state) { return !(gl_fetch_or_acq_rel(state,
 
 /* -- queues */
 
-static inline void gl_q_insert(gl_waitq *q, gl_node *n, gl_node *after) {       /* after NULL: at the front */
+static inline void gl_q_insert(gl_waitq *q, gl_wnode *n, gl_wnode *after) {       /* after NULL: at the front */
     n->q = q;
     n->prev = after;
     n->next = after ? after->next : q->first;
@@ -83,10 +83,10 @@ static inline void gl_q_insert(gl_waitq *q, gl_node *n, gl_node *after) {       
     q->n++;
 }
 
-static inline void gl_q_append(gl_waitq *q, gl_node *n) { gl_q_insert(q, n, q->last); }
+static inline void gl_q_append(gl_waitq *q, gl_wnode *n) { gl_q_insert(q, n, q->last); }
 
 /* Whether it stood in a queue, whose reference is the caller's now. */
-static inline int gl_q_remove(gl_node *n) {
+static inline int gl_q_remove(gl_wnode *n) {
     gl_waitq *q = n->q;
     if (!q) return 0;
     if (n->prev) n->prev->next = n->next; else q->first = n->next;
@@ -98,9 +98,9 @@ static inline int gl_q_remove(gl_node *n) {
 
 /* What a locked section leaves to be done after it: those it decided, in that order, and a node whose reference it took
  * out of `returned` (its `link` may still be in use by who decided it). */
-typedef struct { gl_node *first, *last, *spare; } gl_chain;
+typedef struct { gl_wnode *first, *last, *spare; } gl_chain;
 
-static inline void gl_chain_add(gl_chain *c, gl_node *n, int wake) {
+static inline void gl_chain_add(gl_chain *c, gl_wnode *n, int wake) {
     n->wake = (unsigned char)wake;
     n->link = NULL;
     if (c->last) c->last->link = n; else c->first = n;
@@ -109,8 +109,8 @@ static inline void gl_chain_add(gl_chain *c, gl_node *n, int wake) {
 
 /* Takes the first node whose wait can still be decided; dead ones in front of it leave the queue as well. Those of a
  * receiver get `item`. */
-static inline gl_node *gl_q_claim(gl_waitq *q, int outcome, void *item, uint64_t seq, gl_chain *out) {
-    gl_node *n;
+static inline gl_wnode *gl_q_claim(gl_waitq *q, int outcome, void *item, uint64_t seq, gl_chain *out) {
+    gl_wnode *n;
     while ((n = q->first)) {
         void *kept = n->item;
         int won;
@@ -139,7 +139,7 @@ static inline size_t gl_chan_len(const gl_chan *c) { return gl_ring_len(&c->buf)
 
 /* Receives into *item; *seq is the item's place, should it come back. */
 static inline int gl_chan_recv(gl_chan *c, void **item, uint64_t *seq, gl_chain *out) {
-    gl_node *n = c->returned.first;
+    gl_wnode *n = c->returned.first;
     *seq = n ? n->seq : c->seq;
     if (n) {
         gl_q_remove(n);
@@ -175,8 +175,8 @@ static inline int gl_chan_send(gl_chan *c, void *item, gl_chain *out) {
 
 /* The item of a node that was granted one and has taken it without use. Returns whether the node itself keeps it and
  * stands in a queue now, which needs a reference. */
-static inline int gl_chan_restore(gl_chan *c, gl_node *n, gl_chain *out) {
-    gl_node *after = c->returned.last;
+static inline int gl_chan_restore(gl_chan *c, gl_wnode *n, gl_chain *out) {
+    gl_wnode *after = c->returned.last;
     if (gl_q_claim(&c->recvq, W_GRANTED, n->item, n->seq, out)) {
         n->item = NULL;
         return 0;
@@ -213,7 +213,7 @@ static inline int gl_gate_try(gl_gate *g, int op) {
 
 /* Lets in whom it can, in order. After each change of value, and when one has left the queue. */
 static inline void gl_gate_settle(gl_gate *g, gl_chain *out) {
-    gl_node *n;
+    gl_wnode *n;
     while ((n = g->q.first) && gl_gate_passes(g, n->op))
         if ((n = gl_q_claim(&g->q, W_GRANTED, NULL, 0, out))) gl_gate_enter(g, n->op);
 }
