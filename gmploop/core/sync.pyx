@@ -459,8 +459,7 @@ cdef class Select(Waiter):
         if timer is not None:
             timer.cancel()
         self.leave_queues()
-        self.callback = self.context = None
-        return 0
+        return self.forget_callback()
 
     cdef str operation(self):
         return "select"

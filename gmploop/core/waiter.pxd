@@ -55,12 +55,12 @@ cdef enum:
 
 ctypedef int (*visitproc)(PyObject *, void *) noexcept
 
-cdef class Sleeper:
-    """What can sleep on a Waiter without a callback object between: base of task types that know of waiters."""
-    # The waiter's outcome is decided: make the next step run in the sleeper's world. From any thread, `mine` on the one
-    # that runs that world now. Returns whether the world still lives: if not, what was granted goes to the next.
-    # Whoever drops a step so made without running it calls w.abandon().
-    cdef int resume(self, Waiter w, bint mine) except -1
+# For tasks that know of waiters: instead of a callback they arm a waiter with themselves and no context. This function
+# makes the task's next step run in its world, from any thread, `mine` on the one that runs that world now. It returns
+# whether the world still lives: if not, what was granted goes to the next. Who drops a step so made without running it
+# calls w.abandon().
+ctypedef int (*task_resumer)(object task, Waiter w, bint mine) except -1
+cdef int set_task_resumer(task_resumer f) except -1
 
 cdef class Shared:
     cdef gl_spinlock lock           # guards queues, buffers, values; sections of a few loads and stores (waitq.h)
@@ -107,6 +107,7 @@ cdef class Waiter:
     cdef object cancelled_error(self)
     cdef object at_once(self, int r)
     cdef int clean_up(self) except -1
+    cdef int forget_callback(self) except -1
     cdef int quit_for_ever(self) except -1
     cdef Shared where(self, unsigned index)
     cdef int park(self) except -1

@@ -86,6 +86,15 @@ class ChannelClosed(Exception):
     channel = case = None
 
 
+cdef task_resumer resume_task = NULL
+
+
+cdef int set_task_resumer(task_resumer f) except -1:
+    global resume_task
+    resume_task = f
+    return 0
+
+
 cdef object running_loop():
     return PyObject_CallNoArgs(get_running_loop)
 
@@ -134,11 +143,6 @@ cdef int flush(gl_chain *out) except -1:
     if error is not None:
         raise error
     return 0
-
-
-cdef class Sleeper:
-    cdef int resume(self, Waiter w, bint mine) except -1:
-        raise NotImplementedError
 
 
 # -- what is waited at
@@ -414,7 +418,12 @@ cdef class Waiter:
 
     cdef int clean_up(self) except -1:
         """It was decided: leave the queues where it lost."""
-        self.callback = self.context = None
+        return self.forget_callback()
+
+    cdef int forget_callback(self) except -1:
+        """When it was called and no queue holds the waiter, where entries() might find it."""
+        if self.delivered and self.stage == ENDED:
+            self.callback = self.context = None
         return 0
 
     cdef int quit(self) except -1:
@@ -479,7 +488,7 @@ cdef class Waiter:
         return removed
 
     cdef int arm(self, object callback, object context) except -1:
-        """Set whom to wake: a callback with its context, or a Sleeper with None. By the waiter's own thread."""
+        """Set whom to wake: a callback with its context, or a task of ours with None. By the waiter's own thread."""
         if self.stage != PARKED:
             raise RuntimeError("not awaited, or over")
         if self.callback is not None:
@@ -533,7 +542,7 @@ cdef class Waiter:
             return 1
         mine = g is not None and gl_world_mine(&g.w)
         if self.context is None:
-            return (<Sleeper>self.callback).resume(self, mine)
+            return resume_task(self.callback, self, mine)
         grant = Grant.__new__(Grant)
         grant.w = self
         if mine:
@@ -583,7 +592,7 @@ cdef class Waiter:
                 self.loop.call_soon(other, self, context=context)
         if callback is not None:
             callback(self)
-        return 0
+        return self.forget_callback()
 
     # -- in a plain thread
 
