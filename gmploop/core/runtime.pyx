@@ -166,6 +166,7 @@ cdef class LoopCore(G):
         """Drop what is queued, let the poller go, and cut the cycles that only the collector would find."""
         self.own()
         try:
+            gl_fence_seq_cst()      # _closed is set: who posts after this look at the inbox sees that (purge())
             self.drop_queues()
             if self.poller is not None:
                 self.poller.close()

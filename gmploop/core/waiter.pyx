@@ -802,6 +802,11 @@ def waiting():
     return result
 
 
+def waits_in(G world not None):
+    """How many operations wait in a world: its own count, which the hot path keeps."""
+    return world.waits
+
+
 def forget_lost():
     """In the child of a fork: withdraw what waits in threads that are not here, or in loops that such threads, or this
     one, were running: gmploop's do not go on in the child."""

@@ -16,6 +16,7 @@ import gmploop
 import pytest
 from gmploop import (
     Channel, ChannelClosed, Event, Mutex, Once, RWMutex, Semaphore, WaitGroup, select, select_blocking)
+from gmploop.core import waiter
 from support import LOOPS, child_output, wait_until
 
 pytestmark = pytest.mark.timeout(60)
@@ -517,6 +518,25 @@ def test_locks_in_a_storm(in_thread):
     assert [repr(lock) for lock in locks] == ["<Mutex unlocked, 0 waiting>", "<RWMutex unlocked, 0 waiting>",
                                              "<Semaphore 1 left, 0 waiting>"]
     assert most == [1, 1, 1]
+
+
+def test_each_world_counts_its_waits(in_thread):
+    channel, mutex = Channel(), Mutex()
+    mutex.try_acquire()
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        tasks = [asyncio.ensure_future(coro) for coro in (channel.recv(), select(channel), mutex.acquire(),
+                                                          channel.recv(), channel.recv())]
+        await asyncio.sleep(0)
+        assert waiter.waits_in(loop) == 5
+        tasks[3].cancel()
+        await asyncio.wait(tasks[3:4])
+        assert waiter.waits_in(loop) == 4
+        in_thread(lambda: (mutex.release(), [channel.send_blocking(number) for number in range(3)]))
+        await asyncio.gather(*tasks[:3], tasks[4])
+        assert waiter.waits_in(loop) == 0
+    run_with(gmploop.new_event_loop, main())
 
 
 # -- fork, the end of the interpreter
