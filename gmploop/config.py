@@ -80,3 +80,18 @@ def tunes_malloc() -> bool:
         raise ValueError(f"GMPLOOP_MALLOC takes 'tuned' or 'system', not {value!r}")
     set_outside = "malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(name.startswith("MALLOC_") for name in os.environ)
     return value == "tuned" and not set_outside
+
+SPIN_NS = 20_000  # how long a thread looks for work before it sleeps: about what waking one costs; measured
+BACKLOG_NS = 5_000  # queued work from which on another thread is woken: waking one costs 4 to 14 us; measured
+
+
+def resolve_procs(value: int | None = None) -> int:
+    """How many Ps for the option `procs`."""
+    return value or 1
+
+
+def sysmon_duties(*, one_computing: bool, tell: bool) -> dict[str, int | bool]:
+    """The settings of core.sysmon.set_duties()."""
+    ms = 1_000_000
+    return {"retake_ns": 10 * ms, "poll_ns": 10 * ms, "queue_ns": ms, "stall_ns": 100 * ms, "nap_max_ns": ms, "trace_ns": 0,
+            "observe": False, "detail": False, "one_computing": one_computing, "tell": tell}
