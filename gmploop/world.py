@@ -4,13 +4,15 @@ A Loop that is made by the thousand cannot run asyncio's constructor: what that 
 when it is first asked for.
 """
 
+import _thread
 import asyncio
 import collections
 import os
 import sys
 import threading
+import traceback
 import weakref
-from asyncio import coroutines, events
+from asyncio import coroutines
 from asyncio.log import logger
 from concurrent.futures import ThreadPoolExecutor
 
@@ -160,16 +162,12 @@ class Join(asyncio.Future):
 
 def report_fatal(handle, exc):
     """SystemExit or KeyboardInterrupt in a world: they end the program as they do in asyncio.run(), through the loop from
-    which the goroutines came; from a plain thread, SystemExit ends nothing and KeyboardInterrupt goes to the main one."""
-    loop = moving.maker_of(handle) if handle is not None else None
-    while isinstance(loop, World):
-        up = loop.goroutine
-        loop = moving.maker_of(up) if up is not None else None
-    if loop is not None and not loop.is_closed():
-        loop.call_soon_threadsafe(_raise, exc)
+    which the goroutines came; where that is none, SystemExit ends nothing and KeyboardInterrupt goes to the main thread.
+    """
+    home = moving.home_of(handle) if handle is not None else None
+    if home is not None and not home.is_closed():
+        home.call_soon_threadsafe(_raise, exc)
     elif not isinstance(exc, SystemExit):
-        import _thread
-
         _thread.interrupt_main()
 
 
@@ -179,8 +177,6 @@ def _raise(exc):
 
 def report_stall(ident, seconds):
     """Log what the thread does whose callback has run so long."""
-    import traceback
-
     frame = sys._current_frames().get(ident)
     if frame is None:
         return
@@ -189,13 +185,17 @@ def report_stall(ident, seconds):
 
 
 def _before_start(procs):
+    """The first goroutine starts the runtime: hand the settings to the core."""
+    n = config.resolve_procs(procs)
     sched.set_tunables(config.SPIN_NS, config.BACKLOG_NS)
-    gil = getattr(sys, "_is_gil_enabled", lambda: True)()
-    debug = asyncio.coroutines._is_debug_mode()
-    sysmon.set_duties(**config.sysmon_duties(one_computing=not gil, tell=debug))
-    return config.resolve_procs(procs)
+    tell = asyncio.coroutines._is_debug_mode() or bool(config.resolve_debug())
+    sysmon.set_duties(**config.sysmon_duties(), one_computing=not config.gil_enabled(), tell=tell)
+    if n > 1 and config.gil_enabled():
+        logger.info("gmploop: %d procs; with the GIL they share one core for Python code", n)
+    return n
 
 
 moving.configure(World, Join, report_fatal)
 m.configure(_before_start)
 sysmon.configure(report_stall)
+os.register_at_fork(after_in_child=_forget_executor)

@@ -40,7 +40,7 @@ cdef extern from *:
         pthread_setname_np(name);
     #endif
     }
-    static void gl_m_main(gl_m *mp);
+    static void (*gl_m_main)(gl_m *mp);
     static void *gl_thread(void *arg) {
         gl_name_thread((gl_m *)arg);
         gl_m_main((gl_m *)arg);
@@ -70,6 +70,7 @@ cdef extern from *:
     void gl_add_u32(uint32_t *) noexcept nogil
     void gl_set_owner(unsigned long *, unsigned long) noexcept nogil
     unsigned long GL_NOBODYS
+    void (*gl_m_main)(gl_m *) noexcept nogil
 
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident()
@@ -119,7 +120,7 @@ def start(procs):
             sched_module.set_procs(procs)
 
 
-cdef public void gl_m_main(gl_m *mp) noexcept nogil:
+cdef void m_main(gl_m *mp) noexcept nogil:
     with gil:
         try:
             begin_thread(mp)
@@ -127,6 +128,9 @@ cdef public void gl_m_main(gl_m *mp) noexcept nogil:
         except BaseException:
             sys.excepthook(*sys.exc_info())
         set_current_m(NULL)
+
+
+gl_m_main = m_main
 
 
 cdef int begin_thread(gl_m *mp) except -1:
@@ -229,6 +233,9 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
         except BaseException:
             r = TURN_MORE
             sys.excepthook(*sys.exc_info())
+        if mp.blocked:                      # an await within syscall()
+            mp.blocked = 0
+            gl_g_move(&gp.state, G_BLOCKED, G_RUNNING)
         if r == TURN_DEAD:
             return bury(mp, gp, g)
         if r == TURN_IDLE and g.w.timers.n:
@@ -271,6 +278,13 @@ cdef int bury(gl_m *mp, gl_g *gp, G g) except -1:
     gl_add_u32(&mp.turns)
     gl_enter(mp)
     return 0
+
+
+def threads():
+    """The Ms that live: thread identity -> name."""
+    cdef int i
+    return {S.allm[i].ident: f"gmploop-M{S.allm[i].id}" for i in range(S.nm)
+            if S.allm[i].state != M_DEAD and S.allm[i].ident}
 
 
 # -- async generators
@@ -324,6 +338,8 @@ def enter_blocking():
 def leave_blocking():
     """The callback goes on: with a P, if one is idle, else without."""
     cdef gl_m *mp = current_m()
+    if mp == NULL or mp.blocked == 0:       # awaited meanwhile: the turn has ended that
+        return
     mp.blocked -= 1
     if mp.blocked:
         return

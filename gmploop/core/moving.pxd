@@ -16,6 +16,7 @@ cdef class MovingCore(LoopCore):
     cdef Goroutine handle           # who waits for the root task; None once it was told
     cdef object coro                # until the first turn
     cdef object context
+    cdef readonly object home       # as the handle's
     cdef object root                # the root task
     cdef int phase
     cdef bint told_to_cancel        # before the root task was there
@@ -33,6 +34,7 @@ cdef class Goroutine:
     cdef object value               # result, or exception
     cdef object name_
     cdef object maker               # the loop that ran go(), for its exception handler
+    cdef object home                # the loop of a plain thread from which it came, by whatever many go(); or None
     cdef object __weakref__
     cdef int finish(self, int status, object value) except -1
     cdef bint wait(self, tuple entry) except -1

@@ -23,7 +23,7 @@ from cpython.ref cimport Py_INCREF, Py_DECREF
 from gmploop.core.g cimport (
     G, gl_g, gl_ring_len, gl_ring_pop, gl_g_set, gl_load_acquire, G_RUNNABLE, G_RUNNING, G_NOTIFIED, gl_g_clear_notified)
 from gmploop.core.handle cimport gl_lock, gl_unlock, gl_monotonic
-from gmploop.core.netpoll cimport shared_poller
+from gmploop.core.netpoll cimport SharedPoller, shared_poller
 from gmploop.core.poller cimport Watch, Poller, uint32_t, EV_LEVEL
 from gmploop.core.sched cimport (
     sched, current_m, gl_m, gl_p, gl_ready, gl_timer_set, gl_timer_forget, gl_all_add, gl_all_remove)
@@ -154,7 +154,7 @@ cdef class MovingCore(LoopCore):
         root, self.root, self.handle = self.root, None, None
         self._closed = True
         if self.watches:
-            self.poller.close_watches_of(self)
+            (<SharedPoller>self.poller).close_watches_of(self)
         gl_timer_forget(&self.s)
         self.drop_queues()
         gl_all_remove(sched(), &self.s)
@@ -280,6 +280,8 @@ def go(fn_or_coro, *args, name=None):
     w.poller = shared_poller()
     w.handle, handle.world = handle, w
     handle.maker, handle.name_ = maker, name
+    handle.home = (<MovingCore>maker).home if isinstance(maker, MovingCore) else maker
+    w.home = handle.home
     w.coro, w.context = coro, PyContext_CopyCurrent()
     w._closed = False
     w.s.obj, w.s.tpos = <void *>w, -1
@@ -452,12 +454,21 @@ def report_unseen(Goroutine handle, exc):
     asyncio.log.logger.error(context["message"], exc_info=exc)
 
 
-def maker_of(Goroutine handle):
-    return handle.maker
+def home_of(Goroutine handle):
+    return handle.home
 
 
-def all_goroutines():
-    """The handles of all goroutines that are not over."""
+def count():
+    """How many goroutines are not over."""
+    cdef int i
+    n = 0
+    for i in range(16):
+        n += sched().all[i].n
+    return n
+
+
+def all_goroutines(home=None):
+    """The handles of all goroutines that are not over, or of those that came from the loop `home`."""
     cdef MovingCore w
     cdef gl_g *gp
     cdef int i
@@ -469,4 +480,4 @@ def all_goroutines():
             worlds.append(<object>gp.obj)
             gp = gp.all_next
         gl_unlock(&sched().all[i].lock)
-    return [handle for w in worlds if (handle := w.goroutine) is not None]
+    return [handle for w in worlds if (handle := w.goroutine) is not None and (home is None or w.home is home)]
