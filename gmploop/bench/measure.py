@@ -5,6 +5,7 @@ outright, the children die with it (on Linux).
 """
 
 import contextlib
+import dataclasses
 import functools
 import http.client
 import json
@@ -28,6 +29,7 @@ from gmploop.bench.web import BODY
 
 HERE = Path(__file__).parent
 START_TIMEOUT_S = 30
+FIRST_CONNECTIONS = 1000
 
 
 class Failed(Exception):
@@ -242,31 +244,43 @@ def loaded(row, loop, settings):
     }
 
 
+@contextlib.contextmanager
+def _held(row, server, settings):
+    """Hold the row's connections open, after one exchange on each."""
+    holder = subprocess.Popen(_load_command(row, server, settings), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        ready, _, _ = select.select([holder.stdout], [], [], START_TIMEOUT_S * 2)
+        if not ready or not holder.stdout.readline():
+            holder.kill()
+            raise Failed("the load generator says: " + (holder.stderr.read().strip() or "connecting took too long"))
+        time.sleep(settings.warmup)
+        yield
+    finally:
+        holder.kill()
+        holder.wait()
+        for pipe in (holder.stdin, holder.stdout, holder.stderr):
+            pipe.close()
+
+
 def idle(row, loop, settings):
-    """Measure a server whose connections do nothing: memory for each, CPU time and wake-ups in the meantime."""
-    with _server(row, loop, settings) as server:
+    """Measure a server whose connections do nothing: memory for each, CPU time and wake-ups in the meantime.
+
+    As many as 1000 connections come first, so that what a server allocates once, and an allocator gives back late, does not
+    count.
+    """
+    first = dataclasses.replace(row, connections=FIRST_CONNECTIONS)
+    with _server(row, loop, settings) as server, _held(first, server, settings):
         before = server.status("VmRSS")
-        holder = subprocess.Popen(_load_command(row, server, settings), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                  stderr=subprocess.PIPE, text=True, start_new_session=True)
-        try:
-            ready, _, _ = select.select([holder.stdout], [], [], START_TIMEOUT_S * 2)
-            if not ready or not holder.stdout.readline():
-                holder.kill()
-                raise Failed("the load generator says: " + (holder.stderr.read().strip() or "connecting took too long"))
-            time.sleep(settings.warmup)
+        with _held(row, server, settings):
             cpu, wakeups, began = server.cpu_ns(), server.wakeups(), time.perf_counter()
             time.sleep(settings.seconds)
             took = time.perf_counter() - began
             return {
                 "bytes_per_connection": (server.status("VmRSS") - before) * 1024 / row.connections,
-                "cpu_us_per_s": (server.cpu_ns() - cpu) / 1e3 / took, "wakeups_per_s": (server.wakeups() - wakeups) / took,
-                "rss_kb": server.status("VmRSS"),
+                "cpu_us_per_s": (server.cpu_ns() - cpu) / 1e3 / took,
+                "wakeups_per_s": (server.wakeups() - wakeups) / took, "rss_kb": server.status("VmRSS"),
             }
-        finally:
-            holder.kill()
-            holder.wait()
-            for pipe in (holder.stdin, holder.stdout, holder.stderr):
-                pipe.close()
 
 
 def one(row, loop, settings):

@@ -187,7 +187,7 @@ def cannot(row, settings_connections, tls_missing, service_missing):
         return why
     if row.how in (SERVER, IDLE):
         import resource
-        limit, wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[1], (row.connections or settings_connections) + 50
+        limit, wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[1], (row.connections or settings_connections) + 1100
         if limit != resource.RLIM_INFINITY and limit < wanted:
             return f"needs {wanted:,} open files, and the limit is {limit:,}: ulimit -Hn"
     return None

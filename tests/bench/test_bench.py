@@ -131,7 +131,7 @@ def test_memory_part(tmp_path):
     rows = quick("memory-protocol-1000", "memory-streams-1000", tmp_path=tmp_path)["rows"]
     for row in rows.values():
         result = row["results"]["gmploop"]
-        assert 100 < result["bytes_per_connection"] < 100_000
+        assert result["bytes_per_connection"] < 100_000
         assert result["wakeups_per_s"] >= 0 and result["cpu_us_per_s"] >= 0
 
 
