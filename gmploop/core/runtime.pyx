@@ -13,10 +13,10 @@ cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
-from libc.math cimport isnan, INFINITY
+from libc.math cimport isinf, isnan, INFINITY
 from libc.stdlib cimport calloc, free
 from gmploop.core.handle cimport (
-    Handle, TimerHandle, THREADSAFE, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
+    Handle, TimerHandle, THREADSAFE, WHOLE, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
     GL_TICKS_LITTLE, gl_lock, gl_unlock)
 from gmploop.core.g cimport (
     gl_ring_len, gl_ring_pop, gl_g_cas, gl_g_set, gl_g_clear_notified, gl_pool, G_IDLE, G_RUNNABLE, G_RUNNING)
@@ -280,6 +280,8 @@ cdef class LoopCore(G):
         if context is None:
             context = PyContext_CopyCurrent()
         h = make_timer(deadline, callback, args, context)
+        if type(when) is int and not isinf(deadline):
+            h.flags = WHOLE
         # NaN compares with nothing: on stock such a timer waits behind all others.
         key = INFINITY if isnan(deadline) else deadline
         if gl_world_mine(&self.w):
