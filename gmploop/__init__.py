@@ -19,7 +19,37 @@ from gmploop.sync import (
     select_blocking,
 )
 
-__all__ = ["Loop", "install", "new_event_loop", "poller_name", "run"]
+if TYPE_CHECKING:
+    from gmploop.goroutine import (
+        Goroutine,
+        Group,
+        blocking,
+        dump,
+        go,
+        lock_os_thread,
+        procs,
+        set_procs,
+        stats,
+        syscall,
+        unlock_os_thread,
+        yield_now,
+    )
+
+_GOROUTINES = [
+    "Goroutine",
+    "Group",
+    "blocking",
+    "dump",
+    "go",
+    "lock_os_thread",
+    "procs",
+    "set_procs",
+    "stats",
+    "syscall",
+    "unlock_os_thread",
+    "yield_now",
+]
+__all__ = ["Loop", "install", "new_event_loop", "poller_name", "run", *_GOROUTINES]
 __all__ += ["Channel", "ChannelClosed", "Event", "Mutex", "Once", "RWMutex", "Semaphore", "WaitGroup", "WouldBlock"]
 __all__ += ["select", "select_blocking"]
 __version__ = "0.1.0"
@@ -36,6 +66,11 @@ if not TYPE_CHECKING:
             from gmploop.policy import uvicorn_worker
 
             return uvicorn_worker()
+        if name in _GOROUTINES:  # likewise: not every program has goroutines
+            from gmploop import goroutine
+
+            globals().update({each: getattr(goroutine, each) for each in _GOROUTINES})
+            return globals()[name]
         if name == "fs":  # likewise: not every program reads files
             import gmploop.fs
 
