@@ -80,3 +80,16 @@ def tunes_malloc() -> bool:
         raise ValueError(f"GMPLOOP_MALLOC takes 'tuned' or 'system', not {value!r}")
     set_outside = "malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(name.startswith("MALLOC_") for name in os.environ)
     return value == "tuned" and not set_outside
+
+MAIN_THREAD_ANSWERS_S = 5.0  # a replica's add_signal_handler() gives up when the main thread is stuck in C; guessed
+ACCEPTOR_ANSWERS_S = 5.0  # opening and closing a server wait for the acceptor, which never blocks; guessed
+REPLICAS_END_S = 10.0  # after a crash the other replicas get this long to end; a third of what supervisors give; guessed
+
+
+def check_replicas(value: int) -> int:
+    """The number of replicas, as given. Raises TypeError or ValueError for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"replicas takes a number from 1 on, not {value!r}")
+    if value < 1:
+        raise ValueError(f"replicas takes a number from 1 on, not {value!r}")
+    return value

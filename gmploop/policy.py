@@ -5,7 +5,7 @@ import sys
 from asyncio import events
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from gmploop import config
 from gmploop.loop import Loop
@@ -66,16 +66,30 @@ def install(*, poller: str | None = "auto", debug: bool | None = None) -> None:
         events.set_event_loop_policy(EventLoopPolicy(poller=poller, debug=debug))
 
 
+@overload
 def run(
     main: Coroutine[Any, Any, _T],
     *,
     debug: bool | None = None,
     poller: str | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
-) -> _T:
+    replicas: None = None,
+) -> _T: ...
+@overload
+def run(
+    main: Callable[[], Coroutine[Any, Any, _T]],
+    *,
+    debug: bool | None = None,
+    poller: str | None = None,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    replicas: int,
+) -> list[_T]: ...
+def run(main, *, debug=None, poller=None, loop_factory=None, replicas=None):
     """Run a coroutine on a new loop and return its result: asyncio.run on gmploop.
 
     debug: as for asyncio.run. poller: as for new_event_loop. loop_factory makes the loop instead of new_event_loop.
+    replicas: run the coroutine function `main` that many times, in as many threads with a loop each, and return the
+    list of results (see gmploop.replicas.run_replicas).
     Ctrl-C cancels `main`, as in asyncio.run; at the end the tasks left are cancelled, async generators and the
     default executor shut down, and the loop is closed. Raises what `main` raises; ValueError or TypeError as
     asyncio.run does for something that is no coroutine; RuntimeError inside a running loop. From any thread, though
@@ -87,6 +101,10 @@ def run(
         raise TypeError("poller is an option of gmploop's own loops: it cannot be given together with loop_factory")
     if events._get_running_loop() is not None:
         raise RuntimeError("gmploop.run() cannot be called from a running event loop")
+    if replicas is not None:
+        from gmploop.replicas import run_replicas
+
+        return run_replicas(main, replicas, debug=debug, loop_factory=loop_factory)
     runner = asyncio.Runner(debug=debug, loop_factory=loop_factory)
     # asyncio.run() makes its loop the thread's current one, a Runner with a loop_factory does not
     asyncio.set_event_loop(runner.get_loop())
