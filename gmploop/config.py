@@ -11,6 +11,7 @@ An option given in code wins over the environment, which wins over the default.
 
 import os
 import select
+import sys
 from collections.abc import Iterable
 
 POLLERS = ("auto", "epoll", "kqueue")
@@ -93,3 +94,10 @@ def check_replicas(value: int) -> int:
     if value < 1:
         raise ValueError(f"replicas takes a number from 1 on, not {value!r}")
     return value
+
+
+def default_replicas() -> int:
+    """For `serve`: a replica for each CPU that this process may use where the GIL is off, else one."""
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -151,11 +151,18 @@ class Run:
     def _outcome(self):
         if self.crashed:
             first, *others = self.crashed
-            for replica in others:
-                logger.error("replica %d failed as well", replica.index, exc_info=replica.error)
+            for replica in others:          # the same fault in each is told once
+                same = _describe(replica.error) == _describe(first.error)
+                logger.error("replica %d ended with %s", replica.index, _describe(replica.error),
+                             exc_info=None if same else replica.error)
             raise first.error
-        if self.signals and any(replica.cut_short for replica in self.replicas):
-            raise KeyboardInterrupt
+        if self.signals:
+            cut = [replica.error for replica in self.replicas if replica.cut_short]
+            for error in cut:
+                if isinstance(error, KeyboardInterrupt):
+                    raise error
+            if cut:
+                raise KeyboardInterrupt
         return [replica.result for replica in self.replicas]
 
 
@@ -191,13 +198,13 @@ class Replica:
         try:
             self.result = body()
         except BaseException as exc:
+            self.error = exc
             if self.cancels and isinstance(exc, (exceptions.CancelledError, KeyboardInterrupt)):
                 self.cut_short = True
             elif self.index == 0 and self.run.signals and isinstance(exc, KeyboardInterrupt):
                 self.cut_short = True
                 self.run.cancel()
             else:
-                self.error = exc
                 self.run.replica_crashed(self)
         finally:
             sharing.enter(None)
