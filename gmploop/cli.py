@@ -12,6 +12,7 @@ reported once on stderr when it starts to run.
 
 import asyncio
 import builtins
+import contextlib
 import linecache
 import os
 import runpy
@@ -126,7 +127,7 @@ def activate() -> None:
         asyncio.EventLoop = unix_events.EventLoop = gmploop.Loop
     _report_other_loops()
     _reach_children()
-    sys.meta_path.insert(0, _UvicornAuto())
+    sys.meta_path.insert(0, _PatchUvicorn())
 
 
 def _report_other_loops():
@@ -160,27 +161,53 @@ def _reach_children():
     spawn.get_preparation_data = get_preparation_data
 
 
-class _UvicornAuto:
-    """A finder that imports uvicorn.config as ever, then puts gmploop behind its loop "auto".
+class _PatchUvicorn:
+    """A finder that imports two modules of uvicorn as ever and then changes something in each.
 
-    uvicorn asks no policy: "auto", the default of uvicorn.run(), is uvloop or asyncio.SelectorEventLoop by name.
+    uvicorn asks no policy: its loop "auto", the default of uvicorn.run(), is uvloop or asyncio.SelectorEventLoop by
+    name; gmploop is put behind it. And it handles signals in the main thread only: with replicas each server has them.
     """
 
     def find_spec(self, name, path=None, target=None):
-        if name != "uvicorn.config":
+        patch = {"uvicorn.config": _patch_uvicorn_loops, "uvicorn.server": _patch_uvicorn_signals}.get(name)
+        if patch is None:
             return None
-        sys.meta_path.remove(self)
         spec = machinery.PathFinder.find_spec(name, path, target)
         if spec is not None:
             stock = spec.loader.exec_module
 
             def exec_module(module):
                 stock(module)
-                if "auto" in getattr(module, "LOOP_FACTORIES", ()):
-                    module.LOOP_FACTORIES["auto"] = "gmploop.cli:uvicorn_auto"
+                patch(module)
 
             spec.loader.exec_module = exec_module
         return spec
+
+
+def _patch_uvicorn_loops(module):
+    if "auto" in getattr(module, "LOOP_FACTORIES", ()):
+        module.LOOP_FACTORIES["auto"] = "gmploop.cli:uvicorn_auto"
+
+
+def _patch_uvicorn_signals(module):
+    stock = module.Server.capture_signals
+
+    @contextlib.contextmanager
+    def capture_signals(server):
+        loop = asyncio.get_running_loop()
+        if _replicas == 1 or not isinstance(loop, gmploop.Loop):
+            with stock(server):
+                yield
+            return
+        for sig in module.HANDLED_SIGNALS:
+            loop.add_signal_handler(sig, server.handle_exit, sig, None)
+        try:
+            yield
+        finally:
+            for sig in module.HANDLED_SIGNALS:
+                loop.remove_signal_handler(sig)
+
+    module.Server.capture_signals = capture_signals
 
 
 def uvicorn_auto(use_subprocess=False):
