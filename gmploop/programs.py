@@ -2,11 +2,12 @@
 
 Each replica executes the program in a __main__ module of its own, in a thread of its own; what the program imports is
 shared, and so are sys.argv, sys.path, stdin and stdout. sys.modules["__main__"] stands for the module of the replica
-whose thread looks (replica 0's for threads that are none), so that `import __main__`, pickle and multiprocessing find
-the replica's own classes.
+whose thread looks, so that `import __main__`, pickle and multiprocessing find the replica's own classes. Threads that a
+replica starts (executors, multiprocessing.Pool's) see replica 0's: what they pickle belongs in a module.
 """
 
 import asyncio
+import runpy
 import sys
 import types
 
@@ -48,6 +49,9 @@ def run_replicas(count, main, run, *args):
         vars(modules[-1]).update(vars(main))
         if "__annotations__" in vars(main):
             modules[-1].__annotations__ = {}
+    if run is runpy._run_module_as_main:
+        run = _module_code(*args)
+        args = ()
     facade = _Main("__main__")
     object.__getattribute__(facade, "__dict__")["modules"] = modules
     sys.modules["__main__"] = facade
@@ -61,6 +65,18 @@ def run_replicas(count, main, run, *args):
                 raise
 
     replicas.Run(count).run(body)
+
+
+def _module_code(*args):
+    """What runpy executes for a module, folder or zip file, found once: it takes sys.modules apart to find it."""
+    found, run_code = [], runpy._run_code
+    runpy._run_code = lambda *what: found.append(what)
+    try:
+        runpy._run_module_as_main(*args)
+    finally:
+        runpy._run_code = run_code
+    code, _, *rest = found[0]
+    return lambda: run_code(code, sys.modules["__main__"].__dict__, *rest)
 
 
 class _current_loop:
