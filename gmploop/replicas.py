@@ -221,8 +221,10 @@ class Replica:
     def _cancel_top(self):
         if self.top is None or self.seen >= self.cancels:
             return
-        self.seen = self.cancels
-        future = self.top[1]
+        self.seen += 1
+        loop, future = self.top
+        if self.seen < self.cancels:        # once more, when the task has seen the first
+            loop.call_soon(self._cancel_top)
         if future is None:
             raise KeyboardInterrupt         # out of run_forever(), as Ctrl-C in the main thread
         future.cancel()

@@ -81,12 +81,12 @@ class Serving:
     def __init__(self, count, options):
         self.count = count
         self.options = options
-        self.servers = []
+        self.started = set()                # servers; a set's add() is atomic
 
     def run(self):
         """Returns the exit status."""
         first = uvicorn.Config(**self.options)
-        logger.info("%d replica%s on gmploop (poller %s)", self.count, "s" * (self.count > 1), config.resolve_poller())
+        logger.info("%s on gmploop, poller %s", self._replicas(), config.resolve_poller())
         if self.count > 1 and getattr(sys, "_is_gil_enabled", lambda: True)():
             logger.info("the replicas share the GIL: one of them computes at a time")
         first.load_app()                    # once, before anything is shared; it exits when it cannot
@@ -111,9 +111,18 @@ class Serving:
                     os.unlink(first.uds)
         return 0
 
+    def _replicas(self):
+        return f"{self.count} replica{'s' * (self.count > 1)}"
+
+    def _serves(self, server):
+        self.started.add(server)
+        if len(self.started) == self.count:
+            logger.info("Serving in %s", self._replicas())
+
     async def _replica(self):
         index = replicas.index()
         server = _Server(self.configs[index])
+        server.when_started = self._serves
         with self.socks[index] as sock:
             serving = asyncio.ensure_future(server.serve(sockets=[sock]))
             try:
@@ -135,6 +144,11 @@ if missing is None:
         def capture_signals(self):
             """They are the run's."""
             yield
+
+        async def startup(self, sockets=None):
+            await super().startup(sockets)
+            if self.started:
+                self.when_started(self)
 
 
 def _listening(options):
