@@ -19,89 +19,10 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 
 import support
+from serving import Serve
 
 pytestmark = pytest.mark.timeout(60)
 HERE = pathlib.Path(__file__).parent
-
-
-class Serve:
-    """A started `gmploop serve`. `lines` grows as it prints; `url` is where it says that it runs."""
-
-    def __init__(self, app, *options, replicas=2, env=(), cwd=HERE):
-        command = [sys.executable, "-m", "gmploop", "serve", app, *options]
-        if replicas:
-            command += ["--replicas", str(replicas)]
-        self.replicas = replicas
-        self.process = subprocess.Popen(command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        env={**os.environ, "PYTHONUNBUFFERED": "1", **dict(env)}, start_new_session=True)
-        self.lines = []
-        self.changed = threading.Condition()
-        self.reader = threading.Thread(target=self._read)
-        self.reader.start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            with self.changed:
-                self.lines.append(line.rstrip("\n"))
-                self.changed.notify_all()
-        with self.changed:
-            self.lines.append("(end)")
-            self.changed.notify_all()
-
-    def wait_for(self, text, count=1):
-        with self.changed:
-            self.changed.wait_for(lambda: sum(text in line for line in self.lines) >= count or "(end)" in self.lines, 30)
-        assert sum(text in line for line in self.lines) >= count, self.text
-        return self
-
-    def started(self):
-        self.wait_for("Serving in")
-        found = re.search(r"running on \w+://127\.0\.0\.1:(\d+)", self.text)
-        self.port = int(found[1]) if found else None
-        return self
-
-    @property
-    def text(self):
-        return "\n".join(self.lines)
-
-    def connection(self):
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-
-    def get(self, path="/"):
-        with contextlib.closing(self.connection()) as connection:
-            connection.request("GET", path)
-            return connection.getresponse().read().decode()
-
-    def getting(self, path):
-        """The request in a thread: a function that waits for its answer (None: the connection broke)."""
-        answers = []
-
-        def get():
-            try:
-                answers.append(self.get(path))
-            except (OSError, http.client.HTTPException):
-                answers.append(None)
-        thread = threading.Thread(target=get)
-        thread.start()
-
-        def result():
-            thread.join(30)
-            return answers[0]
-        return result
-
-    def signal(self, number=signal.SIGTERM):
-        self.process.send_signal(number)
-
-    def end(self):
-        status = self.process.wait(30)
-        self.reader.join(30)
-        return status
-
-    def kill(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.end()
-        self.process.stdout.close()
 
 
 @pytest.fixture
@@ -109,7 +30,7 @@ def serve():
     started = []
 
     def start(app="replicated:app", *options, port=True, **more):
-        started.append(Serve(app, *(("--port", "0") if port else ()), *options, **more))
+        started.append(Serve(app, *(("--port", "0") if port else ()), *options, **{"cwd": HERE, **more}))
         return started[-1]
     yield start
     for server in started:
