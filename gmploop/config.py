@@ -84,7 +84,7 @@ def tunes_malloc() -> bool:
 
 MAIN_THREAD_ANSWERS_S = 5.0  # a replica's add_signal_handler() gives up when the main thread is stuck in C; guessed
 ACCEPTOR_ANSWERS_S = 5.0  # opening and closing a server wait for the acceptor, which never blocks; guessed
-REPLICAS_END_S = 10.0  # after a crash the other replicas get this long to end; a third of what supervisors give; guessed
+REPLICAS_END_S = 10.0  # after a crash the other replicas get this long; a third of what supervisors give; guessed
 
 
 def check_replicas(value: int) -> int:

@@ -49,14 +49,15 @@ forced.
 def main(arguments):
     """Run the command line after `serve`. Returns the exit status, or raises SystemExit with it."""
     if missing is not None:
-        print(f"python -m gmploop serve needs uvicorn, and {missing.name} is not installed: pip install 'gmploop[serve]'",
-              file=sys.stderr)
+        print(f"python -m gmploop serve needs uvicorn, and {missing.name} is not installed: "
+              "pip install 'gmploop[serve]'", file=sys.stderr)
         return CRASHED
     return _command().main(arguments, prog_name="python -m gmploop serve", standalone_mode=True)
 
 
 def _command():
-    own = click.Option(["--replicas"], type=click.IntRange(1), default=config.default_replicas, allow_from_autoenv=False,
+    own = click.Option(["--replicas"], type=click.IntRange(1), default=config.default_replicas,
+                       allow_from_autoenv=False,
                        help="Number of replicas. Defaults to the CPUs that this process may use where the GIL is off, "
                             "else to 1.")
     params = [param for param in uvicorn.main.params if param.name not in LEFT_OUT]

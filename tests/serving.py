@@ -18,8 +18,9 @@ class Serve:
         if replicas:
             command += ["--replicas", str(replicas)]
         self.replicas = replicas
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", **dict(env)}
         self.process = subprocess.Popen(command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        env={**os.environ, "PYTHONUNBUFFERED": "1", **dict(env)}, start_new_session=True)
+                                        env=env, start_new_session=True)
         self.lines = []
         self.changed = threading.Condition()
         self.reader = threading.Thread(target=self._read)
@@ -36,9 +37,12 @@ class Serve:
 
     def wait_for(self, text, count=1):
         with self.changed:
-            self.changed.wait_for(lambda: sum(text in line for line in self.lines) >= count or "(end)" in self.lines, 30)
-        assert sum(text in line for line in self.lines) >= count, self.text
+            self.changed.wait_for(lambda: self.count(text) >= count or "(end)" in self.lines, 30)
+        assert self.count(text) >= count, self.text
         return self
+
+    def count(self, text):
+        return sum(text in line for line in self.lines)
 
     def started(self):
         self.wait_for("Serving in")

@@ -37,7 +37,8 @@ def program(tmp_path):
         (tmp_path / "program.py").write_text(source)
         (tmp_path / "folder").mkdir()
         (tmp_path / "folder" / "__main__.py").write_text("import sys; sys.path.append('.')\n" + source)
-        words = {"script": ["program.py"], "module": ["-m", "program"], "code": ["-c", source], "folder": ["folder"]}[form]
+        words = {"script": ["program.py"], "module": ["-m", "program"], "code": ["-c", source],
+                 "folder": ["folder"]}[form]
         done = subprocess.run([sys.executable, "-m", "gmploop", *options, *words, *arguments], cwd=tmp_path, text=True,
                               capture_output=True, timeout=50, env={**os.environ, **dict(env)})
         return sorted(done.stdout.splitlines()), done.stderr, done.returncode

@@ -1,4 +1,4 @@
-"""FastAPI applications on a database, for test_replicas.py: the pool or engine is the lifespan's, so each replica's own.
+"""FastAPI applications on a database, for test_replicas.py. The pool or engine is the lifespan's: each replica's own.
 
 DATABASE is the address: of PostgreSQL for `with_asyncpg`, of anything that SQLAlchemy takes for `with_sqlalchemy`.
 """
