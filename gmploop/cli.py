@@ -30,7 +30,7 @@ from gmploop import config, policy
 _replicas = 1       # how often to run the program
 
 USAGE = """\
-usage: python -m gmploop [--replicas N] [--poller NAME] [--debug KEY=VALUE,...] PROGRAM [ARGUMENT...]
+usage: python -m gmploop [--replicas N] [--procs N] [--poller NAME] [--debug KEY=VALUE,...] PROGRAM [ARGUMENT...]
        python -m gmploop serve MODULE:APP [--replicas N] [OPTION...]
        python -m gmploop bench [ARGUMENT...]
 
@@ -41,8 +41,10 @@ serve runs an ASGI application on uvicorn; see serve --help.
 
   --replicas N            run PROGRAM N times at once, each in a thread and a __main__ module of its own. Imported
                           modules are shared: make what belongs to a loop (pools, locks) in the program's main()
+  --procs N               how many goroutines may run at once (also GMPLOOP_PROCS)
   --poller NAME           {pollers} (also GMPLOOP_POLLER)
-  --debug KEY=VALUE,...   asyncio=1: loops in asyncio's debug mode (also GMPLOOP_DEBUG)
+  --debug KEY=VALUE,...   asyncio=1: loops in asyncio's debug mode; schedtrace=MS, scheddetail=1, stall_ms=MS,
+                          preempt=handoff|observe: of goroutines (also GMPLOOP_DEBUG)
   --version, -V           print the version
   --help, -h              print this
 """
@@ -59,6 +61,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         config.resolve_poller()
         config.resolve_debug()
+        config.resolve_procs()
     except ValueError as error:
         _usage_error(error)
     if kind == "serve":
@@ -76,7 +79,7 @@ def _usage_error(message):
 
 def _parse(argv):
     """-> (kind, target, the program's arguments, replicas). Our own options end at the program, as python's do."""
-    options = {"--poller": "GMPLOOP_POLLER", "--debug": "GMPLOOP_DEBUG", "--replicas": None}
+    options = {"--procs": "GMPLOOP_PROCS", "--poller": "GMPLOOP_POLLER", "--debug": "GMPLOOP_DEBUG", "--replicas": None}
     rest, replicas = list(argv), 1
     while rest:
         word = rest.pop(0)

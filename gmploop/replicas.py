@@ -30,10 +30,10 @@ from gmploop import config, policy, sharing, signals
 logger = logging.getLogger("gmploop")
 
 
-def run_replicas(main, count, *, debug=None, loop_factory=None):
+def run_replicas(main, count, **options):
     """Run the coroutine function `main` in `count` threads at once, on a loop of its own each; return the results.
 
-    The list is in the replicas' order; the first is the calling thread's. Each works as under asyncio.run(), in a copy
+    options: those of gmploop.run. The list is in the replicas' order; the first is the calling thread's. Each works as under asyncio.run(), in a copy
     of the caller's context. The first that raises ends the run: the others are cancelled, and what it raised is raised
     here; what others raised meanwhile is logged. Ctrl-C cancels all. Servers for the same address share its socket,
     and connections go to the replica that has the fewest; add_signal_handler() works in each. A replica that does not
@@ -49,7 +49,7 @@ def run_replicas(main, count, *, debug=None, loop_factory=None):
                         "each replica makes its own")
     if not callable(main):
         raise TypeError(f"replicas={count} takes a coroutine function, not {main!r}")
-    return Run(count).run(lambda: policy.run(main(), debug=debug, loop_factory=loop_factory))
+    return Run(count).run(lambda: policy.run(main(), **options))
 
 
 class Run:

@@ -56,7 +56,7 @@ def main(arguments):
 
 
 def _command():
-    own = click.Option(["--replicas"], type=click.IntRange(1), default=config.default_replicas,
+    own = click.Option(["--replicas"], type=click.IntRange(1), default=config.resolve_procs,
                        allow_from_autoenv=False,
                        help="Number of replicas. Defaults to the CPUs that this process may use where the GIL is off, "
                             "else to 1.")
@@ -88,7 +88,7 @@ class Serving:
         """Returns the exit status."""
         first = uvicorn.Config(**self.options)
         logger.info("%s on gmploop, poller %s", self._replicas(), config.resolve_poller())
-        if self.count > 1 and getattr(sys, "_is_gil_enabled", lambda: True)():
+        if self.count > 1 and config.gil_enabled():
             logger.info("the replicas share the GIL: one of them computes at a time")
         first.load_app()                    # once, before anything is shared; it exits when it cannot
         with _listening(first) as sock:     # each server closes its own when it stops accepting

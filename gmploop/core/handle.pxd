@@ -34,6 +34,7 @@ cdef enum:
     CANCELLED = 1       # set by cancel() from any thread; the runner skips the callback
     THREADSAFE = 2      # made by call_soon_threadsafe()
     RUNNING = 4         # set by the runner on a THREADSAFE handle while the callback runs
+    EVENT = 16          # no callback: a watch with events stands in its place, without args and context
     LOCKED = 8          # free-threaded builds: somebody reads or takes callback, args, context
 
 cdef class Handle:

@@ -104,8 +104,8 @@ cdef class Handle:
         cdef PyObject *ctx
         if self.take(&cb, &args, &ctx):
             Py_DECREF(<object>cb)
-            Py_DECREF(<object>args)
-            Py_DECREF(<object>ctx)
+            Py_XDECREF(args)
+            Py_XDECREF(ctx)
         return 0
 
     cdef int do_cancel(self) except -1:
