@@ -12,6 +12,7 @@ An option given in code wins over the environment, which wins over the default.
 | preempt | "handoff", "observe" | "handoff" | GMPLOOP_DEBUG="preempt=observe" | see sysmon_duties() |
 | stall_ms | 0 (off) to 3600000 | 100 | GMPLOOP_DEBUG="stall_ms=100" | asyncio's slow_callback_duration |
 | schedtrace | ms, 0 (off) to 3600000 | 0 | GMPLOOP_DEBUG="schedtrace=1000" | Go's |
+| replicas | from 1 on | `serve`: as procs | | see gmploop/replicas.py |
 | scheddetail | 0, 1 | 0 | GMPLOOP_DEBUG="schedtrace=1000,scheddetail=1" | Go's |
 """
 

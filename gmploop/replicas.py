@@ -33,11 +33,12 @@ logger = logging.getLogger("gmploop")
 def run_replicas(main, count, **options):
     """Run the coroutine function `main` in `count` threads at once, on a loop of its own each; return the results.
 
-    options: those of gmploop.run. The list is in the replicas' order; the first is the calling thread's. Each works as under asyncio.run(), in a copy
-    of the caller's context. The first that raises ends the run: the others are cancelled, and what it raised is raised
-    here; what others raised meanwhile is logged. Ctrl-C cancels all. Servers for the same address share its socket,
-    and connections go to the replica that has the fewest; add_signal_handler() works in each. A replica that does not
-    end within config.REPLICAS_END_S seconds after a crash is reported with its stack and left behind.
+    options: those of gmploop.run(), for each. The list is in the replicas' order; the first is the calling thread's.
+    Each works as under asyncio.run(), in a copy of the caller's context. The first that raises ends the run: the
+    others are cancelled, and what it raised is raised here; what others raised meanwhile is logged. Ctrl-C cancels all.
+    Servers for the same address share its socket, and connections go to the replica that has the fewest;
+    add_signal_handler() works in each. A replica that does not end within config.REPLICAS_END_S seconds after a crash
+    is reported with its stack and left behind.
     Raises TypeError for something else than a coroutine function, TypeError or ValueError for a bad count,
     RuntimeError inside a running loop. From any thread; signals and Ctrl-C need the main thread.
     """

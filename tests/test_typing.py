@@ -51,7 +51,7 @@ class Mine(gmploop.Loop):
 """
 BAD = {
     "gmploop.run(main)": "call-overload",
-    "gmploop.run(main(), procs=2)": "call-overload",
+    "gmploop.run(main(), prox=2)": "call-overload",
     "gmploop.run(main(), replicas=2)": "call-overload",
     "gmploop.new_event_loop(poller=5)": "arg-type",
     "gmploop.new_event_loop(epoll=True)": "call-arg",
