@@ -30,6 +30,7 @@ async def main() -> int:
 assert_type(gmploop.run(main()), int)
 assert_type(gmploop.run(main(), debug=True, poller="epoll"), int)
 assert_type(gmploop.run(main(), loop_factory=gmploop.new_event_loop), int)
+assert_type(gmploop.run(main, replicas=2, debug=True), list[int])
 loop = gmploop.new_event_loop(poller="auto", debug=None)
 assert_type(loop, gmploop.Loop)
 base: asyncio.AbstractEventLoop = loop
@@ -66,8 +67,9 @@ class Mine(gmploop.Loop):
         return super().time() + 1.0
 """
 BAD = {
-    "gmploop.run(main)": "arg-type",
-    "gmploop.run(main(), procs=2)": "call-arg",
+    "gmploop.run(main)": "call-overload",
+    "gmploop.run(main(), prox=2)": "call-overload",
+    "gmploop.run(main(), replicas=2)": "call-overload",
     "gmploop.new_event_loop(poller=5)": "arg-type",
     "gmploop.new_event_loop(epoll=True)": "call-arg",
     "gmploop.install(debug='yes')": "arg-type",
