@@ -405,23 +405,22 @@ static inline gl_p *gl_enter(gl_m *mp) {
 
 static inline void gl_leave(gl_m *mp, gl_p *pp) { gl_p_set(pp, gl_status(P_INCALL, mp)); }
 
-/* The G was made runnable: queue it. mp: the M that calls this within a callback, or NULL for any other thread. */
+/* The G was made runnable: queue it. mp: the M that calls this, or NULL for any other thread. Within a callback it goes
+ * into the scheduler for the moment; but a finaliser may call this too, while the M is there already. */
 static inline void gl_ready(gl_sched *S, gl_m *mp, gl_g *gp, int next) {
     gl_batch over = { 0 };
-    gl_p *pp = mp ? gl_enter(mp) : NULL;
+    gl_p *pp = mp ? mp->p : NULL;
+    int in_call = pp && gl_load_relaxed(&pp->status) != gl_status(P_RUNNING, mp);
+    if (in_call) pp = gl_enter(mp);
     if (!pp) {
         gl_batch_add(&over, gp);
         gl_inject(S, &over);
         return;
     }
     gl_runq_put(&pp->q, gp, next, &over);
-    if (over.n) {
-        GL_ADD(pp->n.overflows, 1);
-        gl_leave(mp, pp);
-        gl_inject(S, &over);
-        return;
-    }
-    gl_leave(mp, pp);
+    if (over.n) GL_ADD(pp->n.overflows, 1);
+    if (in_call) gl_leave(mp, pp);
+    if (over.n) gl_inject(S, &over);
 }
 
 /* After its turn: to the end of the line. The M is not in a callback; it may have lost its P. */
