@@ -13,10 +13,10 @@ cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
-from libc.math cimport isnan, INFINITY
+from libc.math cimport isinf, isnan, INFINITY
 from libc.stdlib cimport calloc, free
 from gmploop.core.handle cimport (
-    Handle, TimerHandle, THREADSAFE, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
+    Handle, TimerHandle, THREADSAFE, WHOLE, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
     GL_TICKS_LITTLE, gl_lock, gl_unlock)
 from gmploop.core.g cimport (
     gl_ring_len, gl_ring_pop, gl_g_cas, gl_g_set, gl_g_clear_notified, gl_pool, G_IDLE, G_RUNNABLE, G_RUNNING)
@@ -31,6 +31,9 @@ cdef extern from "Python.h":
 
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident()
+
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int)
 
 cdef extern from "atomics.h" nogil:
     void gl_store_relaxed(unsigned long *, unsigned long)
@@ -173,6 +176,7 @@ cdef class LoopCore(G):
         """Drop what is queued, let the poller go, and cut the cycles that only the collector would find."""
         self.own()
         try:
+            gl_fence_seq_cst()      # _closed is set: who posts after this look at the inbox sees that (purge())
             self.drop_queues()
             if self.poller is not None:
                 self.poller.close()
@@ -180,6 +184,24 @@ cdef class LoopCore(G):
         finally:
             self.disown()
         self.task_kwargs = None
+
+    cdef bint gone(self) noexcept:
+        return self._closed
+
+    cdef int purge(self) except -1:
+        """By who has posted and finds it closed now: close() empties the inbox, perhaps before the post."""
+        cdef bint mine = False
+        while not mine:
+            gl_lock(&self.w.lock)
+            mine = gl_load_relaxed(&self.w.owner) == 0
+            if mine:
+                gl_store_relaxed(&self.w.owner, PyThread_get_thread_ident())
+            gl_unlock(&self.w.lock)
+            if not mine:
+                with nogil:
+                    usleep(50)
+        self.drop_queues()
+        return self.disown()
 
     cdef int check_open(self) except -1:
         if self._closed:
@@ -280,6 +302,8 @@ cdef class LoopCore(G):
         if context is None:
             context = PyContext_CopyCurrent()
         h = make_timer(deadline, callback, args, context)
+        if type(when) is int and not isinf(deadline):
+            h.flags = WHOLE
         # NaN compares with nothing: on stock such a timer waits behind all others.
         key = INFINITY if isnan(deadline) else deadline
         if gl_world_mine(&self.w):
