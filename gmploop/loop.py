@@ -171,7 +171,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         self._check_callback(callback, method)
 
     def _note_source(self, handle):
-        handle._source_traceback = format_helpers.extract_stack(sys._getframe(1))
+        handle._source_traceback = format_helpers.extract_stack(sys._getframe().f_back)
 
     def _describe_entry(self, entry):
         callback = getattr(entry, "_callback", None)

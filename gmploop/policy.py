@@ -4,6 +4,7 @@ import asyncio
 import sys
 from asyncio import events
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -183,14 +184,15 @@ def _run_unlocked(main: Any, debug: bool | None, procs: int | None, timeout: flo
     handle = goroutine.go(in_a_world(), name="main")
     try:
         return handle.result()
+    except asyncio.CancelledError:
+        if handle.fatal is not None:  # sys.exit() in another goroutine
+            raise handle.fatal from None
+        raise
     except KeyboardInterrupt:
-        if handle.done():
-            raise
-        handle.cancel()
-        try:
-            handle.result()
-        except asyncio.CancelledError:
-            pass
+        if not handle.done():
+            handle.cancel()
+            with suppress(asyncio.CancelledError):
+                handle.result()
         raise
 
 

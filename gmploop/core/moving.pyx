@@ -120,8 +120,9 @@ cdef class MovingCore(LoopCore):
             if self.handle.name_ is None:
                 self.handle.name_ = self.root.get_name()
             self.root.add_done_callback(self._root_done, context=self.context)
-            if self.told_to_cancel:
+            if load_int(&self.told_to_cancel):
                 self.root.cancel()
+                self.told_to_cancel = 2
         except BaseException as exc:
             self.phase = OVER
             self.handle.finish(FAILED, exc)
@@ -220,9 +221,9 @@ cdef class MovingCore(LoopCore):
         return base_create_task(self, coro, **kwargs)
 
     def _cancel_root(self, msg):
-        if self.root is None:
-            self.told_to_cancel = True
-        else:
+        if self.told_to_cancel == 2:            # begin() has done it
+            self.told_to_cancel = 0
+        elif self.root is not None:
             self.root.cancel(msg)
 
     @property
@@ -282,8 +283,10 @@ def go(fn_or_coro, *args, name=None):
     w.poller = shared_poller()
     w.handle, handle.world = handle, w
     handle.maker, handle.name_ = maker, name
-    handle.home = (<MovingCore>maker).home if isinstance(maker, MovingCore) else maker
-    w.home = handle.home
+    w.home = maker
+    if isinstance(maker, MovingCore) and (<MovingCore>maker).home is not None:
+        w.home = (<MovingCore>maker).home
+    handle.home = w.home
     w.coro, w.context = coro, PyContext_CopyCurrent()
     w._closed = False
     w.s.obj, w.s.tpos = <void *>w, -1
@@ -400,6 +403,8 @@ cdef class Goroutine:
         if world is None:
             return False
         try:
+            if world.phase == NEW:
+                store_int(&world.told_to_cancel, 1)
             world.call_soon_threadsafe(world._cancel_root, msg)
         except RuntimeError:
             return False
