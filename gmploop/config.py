@@ -80,3 +80,5 @@ def tunes_malloc() -> bool:
         raise ValueError(f"GMPLOOP_MALLOC takes 'tuned' or 'system', not {value!r}")
     set_outside = "malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(name.startswith("MALLOC_") for name in os.environ)
     return value == "tuned" and not set_outside
+
+OWN_TASKS = os.environ.get("GMPLOOP_TASKS") == "own"

@@ -19,7 +19,7 @@ import weakref
 from asyncio import (base_events, constants, events, format_helpers, futures, protocols, tasks, trsock, unix_events)
 from asyncio.log import logger
 
-from gmploop import config, transports
+from gmploop import config, tasks as own_tasks, transports
 from gmploop.core import datagram, fdwatch, handle, runtime, stream, transport
 
 __all__ = ["Loop"]
@@ -122,6 +122,7 @@ class Loop(runtime.LoopCore, _BaseLoop):
         if debug is not None:
             self.set_debug(debug)
         self._open(poller)
+        self._use_own_tasks(config.OWN_TASKS)
         self._selector.poller = self.poller
         self._internal_fds += 1                 # the poller
 
@@ -129,6 +130,8 @@ class Loop(runtime.LoopCore, _BaseLoop):
         super().__setattr__(name, value)
         if name == "time":              # a clock of this one loop
             self._use_own_clock()
+        elif name == "call_soon":
+            self._use_own_call_soon()
 
     # -- running and closing
 

@@ -19,17 +19,30 @@ cdef extern from "gstate.h" nogil:
     void gl_g_clear_notified(int *)
     int gl_load_acquire(int *)
 
+cdef extern from "tasklist.h" nogil:
+    ctypedef struct gl_node:
+        gl_node *next
+    ctypedef struct gl_list:
+        pass
+
 cdef enum:
     POOL = 64               # handles kept for reuse by one world
 
 cdef class G:
     cdef gl_world w         # owner, lock, timer heap
     cdef int state          # gstate.h; written by CAS from any thread
-    cdef gl_ring ready      # Handle pointers, and Watch pointers with bit 0 set; each a reference. Owner only
+    cdef gl_ring ready      # Handle pointers, Watch pointers with bit 0 set, and pointers of tasks to be stepped with
+                            # bit 1 set; each a reference. Owner only
     cdef PyObject *inbox    # newest first list of Handles linked by `next`; pushed by CAS, taken whole by the owner
     cdef PyObject *taken    # what the owner took from there and has not queued yet, oldest first; mostly empty
     cdef PyObject *pool[POOL]
     cdef int npool
+    cdef gl_list tasks      # of ours, not done; task.pyx
+    cdef gl_node world      # in a shard of the worlds that ever had such a task
+    cdef PyObject *current  # the task of ours whose step runs, borrowed; where asyncio has _current_tasks
+    cdef bint entered       # asyncio has been told of it
+    cdef unsigned char shard
+    cdef bint custom_call_soon      # callbacks go through it and not directly into the ring
     cdef object __weakref__
     cdef int push_entry(self, size_t entry) except -1
     cdef Handle enqueue(self, object callback, tuple args, object context)
@@ -44,3 +57,5 @@ cdef class G:
     cdef object new_future(self)
 
 cdef int call_in(object context, PyObject *callback, PyObject *args) except -1
+cdef int track_current(dict current_tasks) except -1
+cdef int track_worlds(void (*forget)(G) noexcept) except -1
