@@ -27,6 +27,7 @@ cdef class Future:
     cdef int report_never_retrieved(self) except -1
     cdef object rare_or_none(self, int which)
     cdef int check_alive(self) except -1
+    cdef int check_asked(self) except -1
     cdef bint direct(self) noexcept
     cdef PyObject *get_rare(self, int which) noexcept
     cdef int set_rare(self, int which, PyObject *value) except -1

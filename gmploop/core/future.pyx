@@ -160,6 +160,11 @@ cdef class Future:
             raise RuntimeError("Future object is not initialized.")
         return 0
 
+    cdef int check_asked(self) except -1:
+        if self.loop is None:
+            raise InvalidStateError("Future object is not initialized.")
+        return 0
+
     cdef bint direct(self) noexcept:
         """Whether entries may go into the ready ring from here."""
         return self.own and gl_world_mine(&(<G>self.loop).w) and not (<G>self.loop).w.debug \
@@ -403,7 +408,7 @@ cdef class Future:
         """The result; raises the exception, CancelledError or InvalidStateError."""
         cdef PyObject *value = NULL
         cdef int how
-        self.check_alive()
+        self.check_asked()
         with cython.critical_section(self):
             how = self.outcome(&value)
         if how < 0:
@@ -416,7 +421,7 @@ cdef class Future:
 
     def exception(self):
         """The exception or None; raises CancelledError or InvalidStateError."""
-        self.check_alive()
+        self.check_asked()
         with cython.critical_section(self):
             if self.state == CANCELLED:
                 raise self.cancelled_error()
@@ -482,6 +487,10 @@ cdef class Future:
             Py_INCREF(value)
             self.set_rare(CANCEL_MESSAGE, <PyObject *>value)
 
+    @_cancel_message.deleter
+    def _cancel_message(self):
+        raise AttributeError("cannot delete attribute")
+
     @property
     def _log_traceback(self):
         return self.log_traceback
@@ -492,6 +501,10 @@ cdef class Future:
             raise ValueError("_log_traceback can only be set to False")
         self.log_traceback = False
 
+    @_log_traceback.deleter
+    def _log_traceback(self):
+        raise AttributeError("cannot delete attribute")
+
     @property
     def _asyncio_future_blocking(self):
         return self.blocking
@@ -499,6 +512,10 @@ cdef class Future:
     @_asyncio_future_blocking.setter
     def _asyncio_future_blocking(self, value):
         self.blocking = bool(value)
+
+    @_asyncio_future_blocking.deleter
+    def _asyncio_future_blocking(self):
+        raise AttributeError("cannot delete attribute")
 
     @property
     def _asyncio_awaited_by(self):
@@ -605,7 +622,11 @@ cdef class FutureIter:
         Py_DECREF(f)
         return f                # which it was
 
-    def throw(self, type, value=None, traceback=None, /):
+    def throw(self, type, *more):
+        if more and three_are_deprecated:
+            warn("the (type, exc, tb) signature of throw() is deprecated, use the single-arg signature instead.",
+                 DeprecationWarning, 1)
+        value, traceback = (*more, None, None)[:2]
         self.future = None
         if traceback is not None and not isinstance(traceback, TracebackType):
             raise TypeError("throw() third argument must be a traceback")
@@ -630,8 +651,11 @@ cdef extern from *:
     """
     int raise_what_is_set() except -1
 
-cdef object builtin_type = type
+import sys
 from types import TracebackType
+from warnings import warn
+cdef object builtin_type = type
+cdef bint three_are_deprecated = sys.version_info >= (3, 12)
 
 
 # -- the collector

@@ -195,6 +195,8 @@ cdef class Task(Future):
         clear_task(<PyObject *>self)
 
     def __del__(self):
+        if self.own:
+            gl_list_remove(&(<G>self.loop).tasks, &self.node)       # also if it comes back to life
         if self.state == PENDING and not self.quiet and self.coro != NULL:
             self.report({"task": self, "message": "Task was destroyed but it is pending!"})
         if self.log_traceback:
@@ -500,6 +502,10 @@ cdef class Task(Future):
     @_log_destroy_pending.setter
     def _log_destroy_pending(self, value):
         self.quiet = not value
+
+    @_log_destroy_pending.deleter
+    def _log_destroy_pending(self):
+        raise AttributeError("cannot delete attribute")
 
 
 from types import GeneratorType
