@@ -6,6 +6,7 @@ An option given in code wins over the environment, which wins over the default.
 |---|---|---|---|---|
 | poller | "auto", "epoll", "kqueue" | "auto" | GMPLOOP_POLLER | "auto" is the fastest there is on this machine |
 | malloc | | tuned | GMPLOOP_MALLOC="tuned" or "system" | see tunes_malloc() |
+| files | | "auto" | GMPLOOP_FS="auto", "io_uring" or "executor" | read when a loop first uses gmploop.fs |
 | debug | None, True, False | None | GMPLOOP_DEBUG="asyncio=1" | None is asyncio's rule: PYTHONASYNCIODEBUG and -X dev |
 """
 
