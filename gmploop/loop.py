@@ -67,11 +67,13 @@ class _SelectorView:
         pass
 
 
-_base_create_task = base_events.BaseEventLoop.create_task
+_base_create_task, _NEVER_EAGER = base_events.BaseEventLoop.create_task, None
 if (3, 12) <= sys.version_info < (3, 13, 1):
+    _NEVER_EAGER = "staggered_race.<locals>.run_one_coro"
+
     def _base_create_task(loop, coro, **options):
         """asyncio's race for the first connection breaks there if its tasks start eagerly (python/cpython#124309)."""
-        if getattr(coro, "__qualname__", None) == "staggered_race.<locals>.run_one_coro":
+        if getattr(coro, "__qualname__", None) == _NEVER_EAGER:
             return tasks.Task(coro, loop=loop)
         task = base_events.BaseEventLoop.create_task(loop, coro, **options)
         if getattr(task, "_source_traceback", None):
@@ -83,7 +85,8 @@ transport.configure(trsock.TransportSocket, logger)
 stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
 datagram.configure(transports.DatagramTransport)
 fdwatch.configure(ssl.SSLSocket, socket.socket)
-runtime.configure(tasks, futures, _base_create_task, socket.socket)
+own_tasks.connect()
+runtime.configure(tasks, futures, _base_create_task, socket.socket, _NEVER_EAGER)
 
 
 def _fileno(fd):
@@ -122,7 +125,7 @@ class Loop(runtime.LoopCore, _BaseLoop):
         if debug is not None:
             self.set_debug(debug)
         self._open(poller)
-        self._use_own_tasks(config.OWN_TASKS)
+        self._use_own_tasks(config.makes_own_tasks())
         self._selector.poller = self.poller
         self._internal_fds += 1                 # the poller
 

@@ -60,8 +60,8 @@ def _join_awaited_by():
     """asyncio's C functions that note who awaits what pass over futures that are not its own (3.14 on)."""
     for name, method in (("future_add_to_awaited_by", "_add_to_awaited_by"),
                          ("future_discard_from_awaited_by", "_discard_from_awaited_by")):
-        def note(fut, waiter, /, *, stock=getattr(futures, name), method=method):
-            if isinstance(fut, _FUTURE_TYPE):
+        def note(fut, waiter, /, *, stock=getattr(futures, name), method=method, own_future=Future):
+            if issubclass(type(fut), own_future):
                 getattr(fut, method)(waiter)
             else:
                 stock(fut, waiter)
@@ -70,11 +70,8 @@ def _join_awaited_by():
         setattr(asyncio, name, note)
 
 
-_FUTURE_TYPE = Future
-
-
 def configure():
-    """Connect asyncio and the types. At import; again by tests that put these types in the place of stock's."""
+    """Give the types what they need. Again by tests that put these types in the place of asyncio's."""
     future.configure(
         futures.Future, exceptions.InvalidStateError, exceptions.CancelledError, base_futures._future_repr,
         traceback.extract_stack, getattr(events, "_get_event_loop", events.get_event_loop), types.GenericAlias,
@@ -88,7 +85,9 @@ def configure():
         context_check=sys.version_info >= (3, 15), uncancel_resets=sys.version_info >= (3, 13))
 
 
-configure()
-_find_set().__class__ = _Tasks
-if hasattr(futures, "future_add_to_awaited_by"):
-    _join_awaited_by()
+def connect():
+    """Once, before there are tasks of ours."""
+    configure()
+    _find_set().__class__ = _Tasks
+    if hasattr(futures, "future_add_to_awaited_by"):
+        _join_awaited_by()

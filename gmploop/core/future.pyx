@@ -63,6 +63,7 @@ cdef extern from "Python.h":
     object PyObject_GenericGetDict(object, void *)
     int PyObject_GenericSetDict(object, object, void *) except -1
     void PyErr_SetObject(object, object)
+    void PyErr_WriteUnraisable(object)
     int PyException_SetTraceback(PyObject *, PyObject *)
     PyObject *PyException_GetTraceback(PyObject *)
     ctypedef struct SlotsOfType "PyTypeObject":
@@ -128,10 +129,16 @@ cdef class Future:
                             "exception": self._exception, "future": self})
 
     cdef int report(self, dict context) except -1:
-        trace = self._source_traceback
-        if trace:
-            context["source_traceback"] = trace
-        self.loop.call_exception_handler(context)
+        """To the loop's exception handler. For finalizers: what fails here, as it may when the interpreter ends, is told
+        to sys.unraisablehook."""
+        try:
+            trace = self._source_traceback
+            if trace:
+                context["source_traceback"] = trace
+            self.loop.call_exception_handler(context)
+        except BaseException as exc:
+            PyErr_SetObject(type(exc), exc)
+            PyErr_WriteUnraisable(self)
         return 0
 
     @property

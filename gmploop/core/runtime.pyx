@@ -63,16 +63,17 @@ cdef dict tasks_names = None
 cdef dict futures_names = None
 cdef object base_create_task = None
 cdef type socket_type = None
-cdef object stock_task = None, stock_eager_factory = None
+cdef object stock_task = None, stock_eager_factory = None, never_eager = None
 cdef int OP_RECV = 0, OP_RECV_INTO = 1, OP_SENDALL = 2, OP_CALL_READ = 3, OP_CALL_WRITE = 4, OP_SENDALL_BY_CALL = 5
 
 
-def configure(tasks_module, futures_module, create_task, plain_socket_type):
+def configure(tasks_module, futures_module, create_task, plain_socket_type, str never_eager_name):
     """Set what loops need of asyncio: its modules of Task and Future, and BaseEventLoop.create_task for the cases that
-    are not hot."""
-    global tasks_names, futures_names, base_create_task, socket_type, stock_task, stock_eager_factory
+    are not hot; and the qualified name of coroutines that must not start eagerly."""
+    global tasks_names, futures_names, base_create_task, socket_type, stock_task, stock_eager_factory, never_eager
     tasks_names, futures_names = vars(tasks_module), vars(futures_module)
     base_create_task, socket_type = create_task, plain_socket_type
+    never_eager = never_eager_name
     stock_task, stock_eager_factory = tasks_module.Task, getattr(tasks_module, "eager_task_factory", None)
 
 
@@ -450,8 +451,8 @@ cdef class LoopCore(G):
 
     def create_future(self):
         """A future of this loop."""
-        if self.own_tasks:
-            return make_future(self)
+        if self.own_tasks and (self._task_factory is None or self._task_factory is stock_eager_factory):
+            return make_future(self)        # another factory's tasks are asyncio's, and quicker with its futures
         if self.task_kwargs is None:        # closed
             return futures_names["Future"](loop=self)
         return PyObject_Call(futures_names["Future"], (), self.task_kwargs)
@@ -469,7 +470,7 @@ cdef class LoopCore(G):
                 return Task(coro, loop=self, name=name, context=context, **kwargs)
             if self._task_factory is stock_eager_factory:
                 self.check_open()
-                kwargs.setdefault("eager_start", True)
+                kwargs.setdefault("eager_start", never_eager is None or getattr(coro, "__qualname__", "") != never_eager)
                 return Task(coro, loop=self, name=name, context=context, **kwargs)
         if self._task_factory is None and not self.w.debug and context is None and not kwargs:
             self.check_open()

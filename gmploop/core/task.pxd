@@ -32,6 +32,8 @@ cdef class Task(Future):
 # A new task of this world, scheduled. `coro` is a coroutine, `context` a contextvars.Context, `name` a str or None.
 # Makes no call into Python if the world runs on this thread and is not in debug mode.
 cdef Task make_task(G loop, object coro, object context, object name)
+# The same for a world that no other thread can reach yet, as its first task: never a call into Python but in debug mode.
+cdef Task make_root_task(G loop, object coro, object context, object name)
 # Make the step for which `p` stood in the ready ring, and drop that reference. An error in what surrounds the step is
 # reported as a callback's; only SystemExit and KeyboardInterrupt are raised.
 cdef int run_task(G loop, PyObject *p) except -1

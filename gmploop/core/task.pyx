@@ -549,15 +549,28 @@ task_step.__qualname__ = "Task.task_step"
 task_wakeup.__qualname__ = "Task.task_wakeup"
 
 
-cdef Task make_task(G loop, object coro, object context, object name):
+cdef Task new_task(G loop, object coro, object context, object name):
     cdef Task t = Task.__new__(Task)
     if loop.w.debug:
         t.init(loop)
     else:
         t.loop, t.own = loop, True
     t.start(coro, context, name)
+    return t
+
+
+cdef Task make_task(G loop, object coro, object context, object name):
+    cdef Task t = new_task(loop, coro, context, name)
     t.step_soon(NULL)
     t.enlist()
+    return t
+
+
+cdef Task make_root_task(G loop, object coro, object context, object name):
+    cdef Task t = new_task(loop, coro, context, name)
+    t.enlist()
+    Py_INCREF(t)
+    loop.push_entry(<size_t><PyObject *>t | 2)
     return t
 
 

@@ -26,6 +26,7 @@ static inline void gl_list_add(gl_list *l, gl_node *n) {
 }
 
 static inline void gl_list_remove(gl_list *l, gl_node *n) {
+    if (!gl_load_relaxed(&n->next)) return;     /* it becomes NULL, and something else, only by whoever has the node */
     gl_list_lock(l);
     if (n->next) {
         n->prev->next = n->next; n->next->prev = n->prev;

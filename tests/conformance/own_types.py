@@ -5,6 +5,7 @@ own, is made of a gmploop loop, so that the ready ring is what is tested. "gmplo
 is, a loop of somebody else, and lets the debug mode on that asyncio.Runner is asked for.
 """
 import asyncio
+import os
 from asyncio import futures, tasks
 
 MODULES = """test_tasks test_futures test_futures2 test_taskgroups test_timeouts test_eager_task_factory test_waitfor
@@ -17,8 +18,8 @@ def put_in_place(mode):
     import _asyncio
 
     import gmploop
-    from gmploop import config, tasks as own
-    config.OWN_TASKS = True
+    from gmploop import tasks as own
+    os.environ["GMPLOOP_TASKS"] = "own"
     for module in (asyncio, tasks, _asyncio):
         module.Task = own.Task
     for module in (asyncio, futures, _asyncio):

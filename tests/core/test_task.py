@@ -637,6 +637,8 @@ def test_debug_mode_notes_where_they_were_made(loop, run):
 def test_the_interpreter_ends_with_tasks_alive(kind):
     """Running, waiting, never started, and one that an atexit handler looks at."""
     ended = support.child("gmploop", """
+        class Late:                 # freed after the modules
+            pass
         loop = asyncio.SelectorEventLoop()
         if sys.argv[1] == "own":
             loop = new_loop()
@@ -650,11 +652,14 @@ def test_the_interpreter_ends_with_tasks_alive(kind):
             held = [loop.create_task(waits()) for _ in range(5)]
             await asyncio.sleep(0)
             held.append(loop.create_task(waits()))
+            sys.late = Late()
+            sys.late.task = loop.create_task(waits())
+            await asyncio.sleep(0)
             raise SystemExit(3)
         import atexit
         atexit.register(lambda: print(len(asyncio.all_tasks(loop)), task.done()))
         loop.run_until_complete(main())
         """, kind)
     assert ended.returncode == 3, ended.stderr
-    assert ended.stdout.split() == ["7", "False"]
-    assert "Fatal" not in ended.stderr and "Segmentation" not in ended.stderr
+    assert ended.stdout.split() == ["8", "False"]
+    assert "Fatal" not in ended.stderr and "excepthook" not in ended.stderr
