@@ -14,7 +14,7 @@ from pathlib import Path
 
 import foreign_suite
 import own_types
-from exclusions_cpython import EXCLUSIONS
+from exclusions_cpython import EXCLUSIONS, OWN_TASKS
 
 CHILD = Path(__file__).with_name("child.py")
 
@@ -45,6 +45,7 @@ def main(doc, child, exclusions):
     a = arguments(doc, dict.fromkeys(m for m, _ in units))
     if a.own_tasks:
         a.loop, a.modules = f"{a.loop}:{a.own_tasks}", a.modules or own_types.MODULES
+        exclusions = OWN_TASKS
     runner = foreign_suite.Runner(child, a.loop, a.jobs, a.hang, a.retries)
     stock = json.loads(Path(a.against).read_text()) if a.against else None
     chosen = [u for u in units if not a.modules or u[0] in a.modules]
