@@ -25,6 +25,9 @@ def put_in_place(mode):
     for module in (asyncio, futures, _asyncio):
         module.Future = own.Future
     tasks._CTask, futures._CFuture = own.Task, own.Future
+    for name in ("future_add_to_awaited_by", "future_discard_from_awaited_by"):
+        if hasattr(futures, name):
+            setattr(futures, "_c_" + name, getattr(futures, name))
     if hasattr(tasks, "create_eager_task_factory"):
         asyncio.eager_task_factory = tasks.eager_task_factory = tasks.create_eager_task_factory(own.Task)
     own.configure()
