@@ -14,6 +14,7 @@ cdef class Task(Future):
     cdef bint must_cancel, quiet    # quiet: not _log_destroy_pending
     cdef int start(self, object coro, object context, object name) except -1
     cdef int enlist(self) except -1
+    cdef bint runs_here(self) except -1
     cdef int step_soon(self, PyObject *exc) except -1
     cdef int start_eagerly(self) except -1
     cdef int step(self, PyObject *exc) except -1
@@ -32,7 +33,7 @@ cdef class Task(Future):
 # A new task of this world, scheduled. `coro` is a coroutine, `context` a contextvars.Context, `name` a str or None.
 # Makes no call into Python if the world runs on this thread and is not in debug mode.
 cdef Task make_task(G loop, object coro, object context, object name)
-# The same for a world that no other thread can reach yet, as its first task: never a call into Python but in debug mode.
+# The same for a world that no other thread can reach yet, as its first task: calls into Python in debug mode only.
 cdef Task make_root_task(G loop, object coro, object context, object name)
 # Make the step for which `p` stood in the ready ring, and drop that reference. An error in what surrounds the step is
 # reported as a callback's; only SystemExit and KeyboardInterrupt are raised.

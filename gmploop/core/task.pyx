@@ -151,11 +151,14 @@ cdef class Task(Future):
         if name is not None and type(name) is not str:
             name = str(name)
         self.start(coro, context, name)
-        if eager_start and swap_current is not None and (gl_world_mine(&(<G>self.loop).w) if self.own else self.loop.is_running()):
+        if eager_start and swap_current is not None and self.runs_here():
             self.start_eagerly()
         else:
             self.step_soon(NULL)
             self.enlist()
+
+    cdef bint runs_here(self) except -1:
+        return gl_world_mine(&(<G>self.loop).w) if self.own else self.loop.is_running()
 
     cdef int start(self, object coro, object context, object name) except -1:
         Py_INCREF(coro)
@@ -378,7 +381,8 @@ cdef class Task(Future):
         blocking = getattr(on, "_asyncio_future_blocking", None)
         if blocking is None:
             if isinstance(on, GeneratorType):
-                return self.error_soon(f"yield was used instead of yield from for generator in task {self!r} with {on!r}")
+                return self.error_soon("yield was used instead of yield from for generator in task "
+                                       f"{self!r} with {on!r}")
             return self.error_soon(f"Task got bad yield: {on!r}")
         if on is self:
             return self.error_soon(f"Task cannot await on itself: {self!r}")
