@@ -24,18 +24,18 @@ from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
 from libc.stdlib cimport realloc, free
 from gmploop.core.future cimport (
     Future, PENDING, CANCELLED, FINISHED, CANCEL_MESSAGE, CANCELLED_EXC, SOURCE_TRACEBACK, visit_future, clear_future)
-from gmploop.core.g cimport G, gl_list, track_current, track_worlds
+from gmploop.core.g cimport G, gl_tasks, track_current, track_worlds
 from gmploop.core.handle cimport make_handle, gl_world_mine, GL_FREE_THREADED
 
 cdef extern from "tasklist.h" nogil:
     ctypedef struct gl_shard:
-        gl_list list
+        gl_tasks list
     enum: GL_SHARDS
-    void gl_list_lock(gl_list *)
-    void gl_list_unlock(gl_list *)
-    void gl_list_add(gl_list *, gl_node *)
-    void gl_list_remove(gl_list *, gl_node *)
-    gl_node *gl_list_next(gl_list *, gl_node *)
+    void gl_tasks_lock(gl_tasks *)
+    void gl_tasks_unlock(gl_tasks *)
+    void gl_tasks_add(gl_tasks *, gl_node *)
+    void gl_tasks_remove(gl_tasks *, gl_node *)
+    gl_node *gl_tasks_next(gl_tasks *, gl_node *)
     unsigned gl_shard_here()
     unsigned long long gl_task_number(unsigned long long *)
 
@@ -135,7 +135,7 @@ cdef class Task(Future):
     def __init__(self, coro, *, loop=None, name=None, context=None, eager_start=False):
         if self.coro != NULL:
             if self.own:
-                gl_list_remove(&(<G>self.loop).tasks, &self.node)
+                gl_tasks_remove(&(<G>self.loop).tasks, &self.node)
             clear_task(<PyObject *>self)
         self.init(loop)
         self.must_cancel = self.quiet = False
@@ -182,24 +182,24 @@ cdef class Task(Future):
             self.wref = PyWeakref_NewRef(self, NULL)
         if g.world.next == NULL:
             g.shard = gl_shard_here()
-            gl_list_add(&shards[g.shard].list, &g.world)
-        gl_list_add(&g.tasks, &self.node)
+            gl_tasks_add(&shards[g.shard].list, &g.world)
+        gl_tasks_add(&g.tasks, &self.node)
         return 0
 
     cdef int on_done(self) except -1:
         if self.own:
-            gl_list_remove(&(<G>self.loop).tasks, &self.node)
+            gl_tasks_remove(&(<G>self.loop).tasks, &self.node)
         return 0
 
     def __dealloc__(self):
         if self.own:
-            gl_list_remove(&(<G>self.loop).tasks, &self.node)
+            gl_tasks_remove(&(<G>self.loop).tasks, &self.node)
         drop(&self.wref)
         clear_task(<PyObject *>self)
 
     def __del__(self):
         if self.own:
-            gl_list_remove(&(<G>self.loop).tasks, &self.node)       # also if it comes back to life
+            gl_tasks_remove(&(<G>self.loop).tasks, &self.node)       # also if it comes back to life
         if self.state == PENDING and not self.quiet and self.coro != NULL:
             self.report({"task": self, "message": "Task was destroyed but it is pending!"})
         if self.log_traceback:
@@ -241,20 +241,20 @@ cdef class Task(Future):
     cdef int start_eagerly(self) except -1:
         """The first step at once, as current task in place of the one that runs."""
         cdef PyObject *outer = NULL
-        cdef bint was_entered = False
+        cdef bint was_told = False
         cdef G g = <G>self.loop if self.own else None
         PyContext_Enter(<object>self.context)
         try:
             before = swap_current(self.loop, self)      # asks for the loop's hash: the outer task is entered by now
             if g is not None:
-                outer, was_entered = g.current, g.entered
-                g.current, g.entered = <PyObject *>self, True
+                outer, was_told = g.current, g.told
+                g.current, g.told = <PyObject *>self, True
             try:
                 self.enlist()
                 self.step_coro(NULL)
             finally:
                 if g is not None:
-                    g.current, g.entered = outer, was_entered
+                    g.current, g.told = outer, was_told
                 swap_current(self.loop, before)
         finally:
             PyContext_Exit(<object>self.context)
@@ -277,13 +277,13 @@ cdef class Task(Future):
         g = <G>self.loop
         if g.current != NULL:
             enter_task(g, self)         # raises what asyncio does
-        g.current, g.entered = <PyObject *>self, False
+        g.current, g.told = <PyObject *>self, False
         try:
             self.step_coro(exc)
         finally:
             g.current = NULL
-            if g.entered:
-                g.entered = False
+            if g.told:
+                g.told = False
                 leave_task(g, self)
         return 0
 
@@ -628,7 +628,7 @@ cdef int step_from_waiter(Task t) except -1:
 # -- all tasks
 
 cdef void forget(G g) noexcept:
-    gl_list_remove(&shards[g.shard].list, &g.world)
+    gl_tasks_remove(&shards[g.shard].list, &g.world)
 
 
 track_worlds(forget)
@@ -639,14 +639,14 @@ cdef struct found:
     size_t n, room
 
 
-cdef int gather_list(gl_list *tasks, found *f) noexcept:
+cdef int gather_list(gl_tasks *tasks, found *f) noexcept:
     """Add the tasks of a list. -1 without memory."""
     cdef gl_node *n
     cdef PyObject *task
     cdef PyObject **more
     cdef int r = 0
-    gl_list_lock(tasks)
-    n = gl_list_next(tasks, NULL)
+    gl_tasks_lock(tasks)
+    n = gl_tasks_next(tasks, NULL)
     while n != NULL:
         if f.n == f.room:
             more = <PyObject **>realloc(f.items, (f.room * 2 + 64) * sizeof(PyObject *))
@@ -663,8 +663,8 @@ cdef int gather_list(gl_list *tasks, found *f) noexcept:
             f.items[f.n] = task
             take_reference(task)
             f.n += 1
-        n = gl_list_next(tasks, n)
-    gl_list_unlock(tasks)
+        n = gl_tasks_next(tasks, n)
+    gl_tasks_unlock(tasks)
     return r
 
 
@@ -708,12 +708,12 @@ def unfinished():
     cdef gl_node *n
     cdef int i, r = 0
     for i in range(GL_SHARDS):
-        gl_list_lock(&shards[i].list)
-        n = gl_list_next(&shards[i].list, NULL)
+        gl_tasks_lock(&shards[i].list)
+        n = gl_tasks_next(&shards[i].list, NULL)
         while n != NULL and r == 0:
             r = gather_list(&(<G>gl_container(n, g_world)).tasks, &f)
-            n = gl_list_next(&shards[i].list, n)
-        gl_list_unlock(&shards[i].list)
+            n = gl_tasks_next(&shards[i].list, n)
+        gl_tasks_unlock(&shards[i].list)
     return strong(&f, r)
 
 

@@ -11,32 +11,32 @@
 #include <stddef.h>
 
 typedef struct gl_node { struct gl_node *next, *prev; } gl_node;    /* next is NULL while in no list */
-typedef struct { gl_node first; gl_spinlock lock; } gl_list;        /* a ring through `first`; all zero: empty */
-typedef struct { gl_list list; char apart[64]; } gl_shard;          /* not on one cache line with the next */
+typedef struct { gl_node first; gl_spinlock lock; } gl_tasks;        /* a ring through `first`; all zero: empty */
+typedef struct { gl_tasks list; char apart[64]; } gl_shard;          /* not on one cache line with the next */
 
-static inline void gl_list_lock(gl_list *l) { if (GL_FREE_THREADED) gl_lock(&l->lock); }
-static inline void gl_list_unlock(gl_list *l) { if (GL_FREE_THREADED) gl_unlock(&l->lock); }
+static inline void gl_tasks_lock(gl_tasks *l) { if (GL_FREE_THREADED) gl_lock(&l->lock); }
+static inline void gl_tasks_unlock(gl_tasks *l) { if (GL_FREE_THREADED) gl_unlock(&l->lock); }
 
-static inline void gl_list_add(gl_list *l, gl_node *n) {
-    gl_list_lock(l);
+static inline void gl_tasks_add(gl_tasks *l, gl_node *n) {
+    gl_tasks_lock(l);
     if (!l->first.next) l->first.next = l->first.prev = &l->first;
     n->next = &l->first; n->prev = l->first.prev;
     n->prev->next = n; l->first.prev = n;
-    gl_list_unlock(l);
+    gl_tasks_unlock(l);
 }
 
-static inline void gl_list_remove(gl_list *l, gl_node *n) {
+static inline void gl_tasks_remove(gl_tasks *l, gl_node *n) {
     if (!gl_load_relaxed(&n->next)) return;     /* it becomes NULL, and something else, only by whoever has the node */
-    gl_list_lock(l);
+    gl_tasks_lock(l);
     if (n->next) {
         n->prev->next = n->next; n->next->prev = n->prev;
         n->next = n->prev = NULL;
     }
-    gl_list_unlock(l);
+    gl_tasks_unlock(l);
 }
 
 /* To walk a list that the caller has locked. */
-static inline gl_node *gl_list_next(gl_list *l, gl_node *n) {
+static inline gl_node *gl_tasks_next(gl_tasks *l, gl_node *n) {
     n = n ? n->next : l->first.next;
     return n == &l->first ? NULL : n;
 }
