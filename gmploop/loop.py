@@ -15,7 +15,7 @@ import sys
 from asyncio import (base_events, constants, events, format_helpers, futures, protocols, tasks, trsock, unix_events)
 from asyncio.log import logger
 
-from gmploop import config, sharing, signals, transports
+from gmploop import config, sharing, signals, tasks as own_tasks, transports
 from gmploop.core import datagram, fdwatch, handle, runtime, stream, transport
 
 __all__ = ["Loop"]
@@ -49,11 +49,13 @@ class _SelectorView:
         pass
 
 
-_base_create_task = base_events.BaseEventLoop.create_task
+_base_create_task, _NEVER_EAGER = base_events.BaseEventLoop.create_task, None
 if (3, 12) <= sys.version_info < (3, 13, 1):
+    _NEVER_EAGER = "staggered_race.<locals>.run_one_coro"
+
     def _base_create_task(loop, coro, **options):
         """asyncio's race for the first connection breaks there if its tasks start eagerly (python/cpython#124309)."""
-        if getattr(coro, "__qualname__", None) == "staggered_race.<locals>.run_one_coro":
+        if getattr(coro, "__qualname__", None) == _NEVER_EAGER:
             return tasks.Task(coro, loop=loop)
         task = base_events.BaseEventLoop.create_task(loop, coro, **options)
         if getattr(task, "_source_traceback", None):
@@ -65,7 +67,8 @@ transport.configure(trsock.TransportSocket, logger)
 stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
 datagram.configure(transports.DatagramTransport)
 fdwatch.configure(ssl.SSLSocket, socket.socket)
-runtime.configure(tasks, futures, _base_create_task, socket.socket)
+own_tasks.connect()
+runtime.configure(tasks, futures, _base_create_task, socket.socket, _NEVER_EAGER)
 
 
 def _fileno(fd):
@@ -104,6 +107,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         if debug is not None:
             self.set_debug(debug)
         self._open(poller)
+        self._use_own_tasks(config.makes_own_tasks())
         self._selector.poller = self.poller
         self._internal_fds += 1                 # the poller
 
@@ -111,6 +115,8 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         super().__setattr__(name, value)
         if name == "time":              # a clock of this one loop
             self._use_own_clock()
+        elif name == "call_soon":
+            self._use_own_call_soon()
 
     # -- running and closing
 

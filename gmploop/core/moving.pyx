@@ -22,15 +22,18 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
 from gmploop.core.g cimport (
     G, gl_g, gl_ring_len, gl_ring_pop, gl_g_set, gl_load_acquire, G_RUNNABLE, G_RUNNING, G_NOTIFIED, gl_g_clear_notified)
+from gmploop.core.future cimport make_future
 from gmploop.core.handle cimport gl_lock, gl_unlock, gl_monotonic
 from gmploop.core.netpoll cimport SharedPoller, shared_poller
 from gmploop.core.poller cimport Watch, Poller, uint32_t, EV_LEVEL
 from gmploop.core.sched cimport (
     sched, current_m, gl_m, gl_p, gl_ready, gl_timer_set, gl_timer_forget, gl_all_add, gl_all_remove)
+from gmploop.core.task cimport Task, make_task
 from gmploop.core import m as m_module
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
+    bint PyCoro_CheckExact(object)
 
 cdef extern from "world.h" nogil:
     unsigned long GL_BETWEEN_MS
@@ -54,7 +57,6 @@ cdef enum:
 
 cdef object get_running_loop = asyncio._get_running_loop
 cdef object CancelledError = asyncio.CancelledError
-cdef object Task = asyncio.Task
 
 # Injected by gmploop.world.
 cdef type World = None
@@ -204,7 +206,7 @@ cdef class MovingCore(LoopCore):
         """Nothing waits in a poller on behalf of this world alone."""
 
     def create_future(self):
-        return asyncio.Future(loop=self)
+        return make_future(self)
 
     def create_task(self, coro, *, name=None, context=None, **kwargs):
         """Run a coroutine as a task of this world."""
@@ -238,10 +240,8 @@ cdef object base_create_task = asyncio.BaseEventLoop.create_task
 
 cdef object new_task(loop, coro, name, context):
     """The one place where tasks of worlds that move are made."""
-    if name is None:
-        if context is None:
-            return Task(coro, loop=loop)
-        return Task(coro, loop=loop, context=context)
+    if PyCoro_CheckExact(coro) and (name is None or type(name) is str):
+        return make_task(loop, coro, PyContext_CopyCurrent() if context is None else context, name)
     return Task(coro, loop=loop, name=name, context=context)
 
 
