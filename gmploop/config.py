@@ -4,7 +4,7 @@ An option given in code wins over the environment, which wins over the default.
 
 | option | takes | default | environment | why this default |
 |---|---|---|---|---|
-| poller | "auto", "epoll", "kqueue" | "auto" | GMPLOOP_POLLER | "auto" is the fastest there is on this machine |
+| poller | "auto", "io_uring", "epoll", "kqueue" | "auto" | GMPLOOP_POLLER | "auto" is the fastest there is on this machine |
 | malloc | | tuned | GMPLOOP_MALLOC="tuned" or "system" | see tunes_malloc() |
 | debug | None, True, False | None | GMPLOOP_DEBUG="asyncio=1" | None is asyncio's rule: PYTHONASYNCIODEBUG and -X dev |
 """
@@ -13,7 +13,7 @@ import os
 import select
 from collections.abc import Iterable
 
-POLLERS = ("auto", "epoll", "kqueue")
+POLLERS = ("auto", "io_uring", "epoll", "kqueue")
 _SWITCH = {"0": False, "1": True}
 DEBUG_KEYS = {"asyncio": _SWITCH}  # key of GMPLOOP_DEBUG -> what each of its values means
 

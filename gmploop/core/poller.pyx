@@ -51,6 +51,14 @@ cdef class Watch:
         """Called in the world's turn with all that has come since the last call."""
         return 0
 
+    cdef int received(self, const char *buf, Py_ssize_t n) except -1:
+        """Called within poll(): n bytes have come, or (0) the end, or (< 0) -errno. Runs no user's code."""
+        return 0
+
+    cdef int receive_ended(self) except -1:
+        """Called within poll(): the kernel has let go of the receive, which is not wanted any more."""
+        return 0
+
     cdef bint is_transport(self):
         return False
 
@@ -154,6 +162,9 @@ cdef class Poller:
 
     cdef int rearm(self, Watch w) except -1:
         raise NotImplementedError
+
+    cdef int receive(self, Watch w, bint on) except -1:
+        return 0
 
     cdef int poll(self, int64_t delay_ns) except -1:
         raise NotImplementedError

@@ -4,7 +4,6 @@
 The token of a registration is fd | generation << 32. The eventfd that wakes has token 0 and is edge-triggered, so that
 it is never read: each write is a new edge, and its counter cannot fill up in the life of a machine.
 """
-cimport cython
 from cpython.exc cimport PyErr_SetFromErrno, PyErr_CheckSignals
 from libc.errno cimport errno, EINTR, EEXIST, ENOENT, ENOSYS, EBADF
 from libc.string cimport memset
@@ -44,7 +43,6 @@ cdef extern from *:
     uint32_t EPOLLET, EPOLLIN
 
 
-@cython.final
 cdef class EpollPoller(Poller):
     def __cinit__(self, g):
         self.name = "epoll"
@@ -116,10 +114,7 @@ cdef class EpollPoller(Poller):
         return 0
 
     cdef int poll(self, int64_t delay_ns) except -1:
-        cdef int i, n
-        cdef unsigned long long token
-        cdef int fd
-        cdef Watch w
+        cdef int n
         with nogil:
             n = gl_epoll_wait(self.epfd, self.events, MAX_EVENTS, delay_ns)
         if n < 0:
@@ -127,6 +122,13 @@ cdef class EpollPoller(Poller):
                 PyErr_SetFromErrno(OSError)
             PyErr_CheckSignals()
             return 0
+        return self.tell(n)
+
+    cdef int tell(self, int n) except -1:
+        """Push the watches of the first n events."""
+        cdef int i, fd
+        cdef unsigned long long token
+        cdef Watch w
         for i in range(n):
             token = self.events[i].data.u64
             if token == 0:

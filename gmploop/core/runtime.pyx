@@ -87,6 +87,8 @@ cdef class LoopCore(G):
         self.task_kwargs = {"loop": self}
         if poller == "epoll":
             from gmploop.core.poller_epoll import EpollPoller as Backend
+        elif poller == "io_uring":
+            from gmploop.core.poller_uring import UringPoller as Backend
         else:
             from gmploop.core.poller_kqueue import KqueuePoller as Backend
         self.poller = Backend(self)

@@ -55,6 +55,9 @@ from libc.string cimport memcpy, memset
 
 cdef enum:
     IOV = 128               # chunks a sendmsg takes; 2 KB of stack
+    BULK_IN = 2             # receives in a row that fill the poller's buffer: read from the socket instead; guessed
+    SMALL = 4096            # bytes; reads up to this size,
+    SMALL_IN = 64           # so many in a row, end that; guessed
 
 # Injected by gmploop.loop.
 cdef type shown_class = None
@@ -99,7 +102,15 @@ cdef class SocketTransport(Transport):
         gl_ring_free(&self.wbuf)
 
     cdef uint32_t wanted(self):
-        return EV_IN | EV_PRI | EV_RDHUP | (EV_OUT if self.wsize or self.mask & EV_OUT else 0)
+        cdef uint32_t mask = EV_OUT if self.wsize or self.mask & EV_OUT else 0
+        return mask if self.by_completion else mask | EV_IN | EV_PRI | EV_RDHUP
+
+    cdef int start_watching(self) except -1:
+        self.by_completion = self.poller.receives
+        self.poller.watch(self, self.wanted())
+        if self.by_completion and self.may_read():
+            self.poller.receive(self, True)
+        return 0
 
     cdef int clear_buffer(self) except -1:
         return self.clear_wbuf()
@@ -125,12 +136,14 @@ cdef class SocketTransport(Transport):
             self.drained = False
             if events & (EV_RDHUP | EV_HUP | EV_ERR | EV_PRI):
                 self.more = True
-            if not (self.closing or self.paused or self.eof_got or self.conn_lost or not self.started):
+            if self.may_read():
                 context = self.context
                 PyContext_Enter(context)
                 try:
                     if self.poller is None:
                         self.displaced()
+                    elif self.by_completion and self.unread is None:
+                        self.receive_failed()
                     elif self.buffered:
                         self.read_buffered()
                     else:
@@ -145,9 +158,52 @@ cdef class SocketTransport(Transport):
 
     # -- reading
 
+    cdef bint may_read(self):
+        return not (self.closing or self.paused or self.eof_got or self.conn_lost or not self.started)
+
+    cdef int received(self, const char *buf, Py_ssize_t n) except -1:
+        if self.closing or self.conn_lost or self.poller is None:
+            return self.poller.receive(self, False) if self.poller is not None else 0
+        if n > 0:
+            data = PyBytes_FromStringAndSize(buf, n)
+            self.unread = data if self.unread is None else self.unread + data
+            self.run = self.run + 1 if n == self.poller.chunk else 0
+            if self.run >= BULK_IN:
+                self.to_readiness = True
+                self.poller.receive(self, False)
+        else:
+            self.failure = <int>-n if n else -1
+        self.drained = False
+        return 0 if self.paused else self.push(EV_IN)
+
+    cdef int receive_ended(self) except -1:
+        if self.to_readiness and self.poller is not None and not self.failure:
+            self.by_completion = self.to_readiness = self.drained = False
+            self.run = 0
+            self.poller.watch(self, self.wanted())
+        return 0
+
+    cdef int receive_failed(self) except -1:
+        """What was received is delivered: now the end or the error that came behind it, if it has come."""
+        if self.failure < 0:
+            return self.on_eof()
+        if self.failure > 0:
+            set_errno(self.failure)
+            return self.read_failed()
+        self.drained = True
+        return 0
+
+    cdef int receive_again(self) except -1:
+        """Messages have become small: let the kernel receive them."""
+        self.by_completion, self.run = True, 0
+        self.poller.watch(self, self.wanted())
+        return self.poller.receive(self, True)
+
     cdef int after_read(self, Py_ssize_t n, Py_ssize_t asked) except -1:
         """Decide after a read of n > 0 bytes whether the socket may hold more."""
-        if n == asked or self.more:
+        if self.by_completion and self.unread is None and not self.failure:
+            self.drained = True
+        elif n == asked or self.more:
             if not (self.closing or self.paused or self.conn_lost):
                 self.push(EV_AGAIN)
         else:
@@ -178,7 +234,11 @@ cdef class SocketTransport(Transport):
             if n == 0:
                 return self.on_eof()
             data = PyBytes_FromStringAndSize(buf, n)
-        self.drained = n < RBUF and not self.more
+            if self.poller.receives:
+                self.run = self.run + 1 if n <= SMALL else 0
+                if self.run >= SMALL_IN:
+                    self.receive_again()
+        self.drained = n < RBUF and not self.more and not self.by_completion
         try:
             PyObject_CallMethodOneArg(self.protocol, data_received, data)
         except (SystemExit, KeyboardInterrupt):
@@ -217,6 +277,10 @@ cdef class SocketTransport(Transport):
             memcpy(view.buf, PyBytes_AS_STRING(data), n)
         else:
             n = recv(self.fd, view.buf, asked, MSG_DONTWAIT)
+            if self.poller.receives and n > 0:
+                self.run = self.run + 1 if n <= SMALL else 0
+                if self.run >= SMALL_IN:
+                    self.receive_again()
         if n < 0:
             error = errno
             PyBuffer_Release(&view)
@@ -225,7 +289,7 @@ cdef class SocketTransport(Transport):
         PyBuffer_Release(&view)
         if n == 0:
             return self.on_eof()
-        self.drained = n < asked and not self.more
+        self.drained = n < asked and not self.more and not self.by_completion
         try:
             self.protocol.buffer_updated(n)
         except (SystemExit, KeyboardInterrupt):
@@ -242,7 +306,7 @@ cdef class SocketTransport(Transport):
     def _unread(self, data):
         """Give data back: it is read first when reading goes on."""
         if data:
-            self.unread = data
+            self.unread = data if self.unread is None else data + self.unread
             self.drained = False
             self.push(EV_AGAIN)
 
@@ -269,6 +333,8 @@ cdef class SocketTransport(Transport):
         if self.closing or self.paused:
             return
         self.paused = True
+        if self.by_completion and self.poller is not None:
+            self.poller.receive(self, False)
         self.debug_log("pauses reading")
 
     def resume_reading(self):
@@ -276,6 +342,9 @@ cdef class SocketTransport(Transport):
         if self.closing or not self.paused:
             return
         self.paused = False
+        if self.by_completion and self.poller is not None and self.may_read() and not self.failure \
+                and not self.to_readiness:
+            self.poller.receive(self, True)
         if self.started and not self.drained and not self.eof_got:
             self.push(EV_AGAIN)
         self.debug_log("resumes reading")
@@ -513,4 +582,4 @@ cdef class SocketTransport(Transport):
         if not self.gone and not self.conn_lost:
             poller.attach(self)
             if self.started:
-                poller.watch(self, self.wanted())
+                self.start_watching()
