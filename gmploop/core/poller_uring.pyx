@@ -102,10 +102,10 @@ cdef inline uint64_t token_of(Watch w) noexcept:
 @cython.final
 cdef class UringPoller(EpollPoller):
     def __cinit__(self, g):
+        self.r.fd = -1
         self.name = "io_uring"
         self.receives = True
         self.cancels = []
-        self.r.fd = -1
         try:
             self.open_ring()
         except BaseException:
@@ -113,8 +113,9 @@ cdef class UringPoller(EpollPoller):
             raise
 
     def __dealloc__(self):
-        gl_uring_free(&self.r)
-        gl_bufs_free(&self.bufs)
+        if self.receives:                   # else there was not even an epoll
+            gl_uring_free(&self.r)
+            gl_bufs_free(&self.bufs)
 
     # -- the ring's life
 
