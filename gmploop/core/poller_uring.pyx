@@ -70,6 +70,7 @@ cdef enum:
     NOBODY = 0xffffffff         # low half of user_data: what cancels answer
     EPOLL = 0xfffffffe          # the wait for epoll events
     IDLE_NS = 10000000          # see above; guessed
+    LOOKS = 1024                # looks at the queue, until a system call tells whether the ring is still there; guessed
 
 # Sizes of the rings that are opened from now on: set by configure(), for tests.
 cdef unsigned ENTRIES = 256         # a turn that queues more makes one system call more
@@ -121,8 +122,11 @@ cdef class UringPoller(EpollPoller):
 
     cdef int open_ring(self) except -1:
         """A ring of this thread, in which all receives that are wanted are armed."""
-        cdef int e = gl_uring_open_own(&self.r, ENTRIES, CQ_ENTRIES)
+        cdef int e
         cdef Watch w
+        if self.broken:
+            raise OSError(self.broken, os.strerror(self.broken))
+        e = gl_uring_open_own(&self.r, ENTRIES, CQ_ENTRIES)
         if e >= 0:
             for op in (GL_OP_POLL_ADD, GL_OP_ASYNC_CANCEL, GL_OP_SEND, GL_OP_RECV):
                 if not self.r.has_op[<int>op]:
@@ -258,7 +262,10 @@ cdef class UringPoller(EpollPoller):
             w.rx = RX_STOPPING
             self.cancel(token_of(w))
         while w.rx != RX_OFF and self.r.fd >= 0:
-            self.enter(delay_ns)
+            try:
+                self.enter(delay_ns)
+            except OSError:                 # there is no ring any more; the next poll says so
+                break
             self.reap()
             delay_ns = 1000000
         w.rx = RX_OFF
@@ -286,6 +293,9 @@ cdef class UringPoller(EpollPoller):
                 with nogil:
                     gl_wait_for(self.r.fd, 1000000)
         elif e != -EINTR and e != -ETIME:
+            self.r.fd = -1                  # it was closed behind our back: the number may be somebody else's by now
+            self.broken = -e
+            self.lose_ring()
             raise OSError(-e, os.strerror(-e))
         return -e
 
@@ -301,9 +311,10 @@ cdef class UringPoller(EpollPoller):
             return 0
         if gl_uring_ready(&self.r):
             delay_ns = 0
+        self.looks += 1
         if delay_ns:
             self.wait(delay_ns)
-        elif gl_uring_queued(&self.r) or gl_uring_more_inside(&self.r):
+        elif gl_uring_queued(&self.r) or gl_uring_more_inside(&self.r) or self.looks % LOOKS == 0:
             self.enter(0)
         told = self.reap()
         if delay_ns and not told:
