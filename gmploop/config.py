@@ -5,6 +5,7 @@ An option given in code wins over the environment, which wins over the default.
 | option | takes | default | environment | why this default |
 |---|---|---|---|---|
 | poller | "auto", "io_uring", "epoll", "kqueue" | "auto" | GMPLOOP_POLLER | "auto" is the fastest there is on this machine |
+| write_batching | None, True, False | False | GMPLOOP_WRITE_BATCHING="0" or "1" | see resolve_write_batching() |
 | malloc | | tuned | GMPLOOP_MALLOC="tuned" or "system" | see tunes_malloc() |
 | debug | None, True, False | None | GMPLOOP_DEBUG="asyncio=1" | None is asyncio's rule: PYTHONASYNCIODEBUG and -X dev |
 """
@@ -48,6 +49,23 @@ def resolve_debug(value: bool | None = None) -> bool | None:
         return parse_debug(os.environ.get("GMPLOOP_DEBUG", "")).get("asyncio")
     if not isinstance(value, int):  # 0 and 1 pass, as they do in asyncio
         raise TypeError(f"debug takes None, True or False, not {value!r}")
+    return bool(value)
+
+
+def resolve_write_batching(value: bool | None = None) -> bool:
+    """Whether the writes of a turn, up to 4 KB each, leave in one system call when the turn ends.
+
+    It saves a server of many small messages up to a fifth of its CPU time; but what a callback writes leaves only after
+    that callback and the others of its turn: one that writes and then blocks has not written. So it is off unless asked
+    for. Raises TypeError for something else than None and bool, ValueError for a bad GMPLOOP_WRITE_BATCHING.
+    """
+    if value is None:
+        text = os.environ.get("GMPLOOP_WRITE_BATCHING") or "0"
+        if text not in _SWITCH:
+            raise ValueError(f"GMPLOOP_WRITE_BATCHING takes {_one_of(_SWITCH)}, not {text!r}")
+        return _SWITCH[text]
+    if not isinstance(value, int):
+        raise TypeError(f"write_batching takes None, True or False, not {value!r}")
     return bool(value)
 
 

@@ -59,6 +59,10 @@ cdef class Watch:
         """Called within poll(): the kernel has let go of the receive, which is not wanted any more."""
         return 0
 
+    cdef int batch_sent(self, int n) except -1:
+        """Called by a SendBatch: n bytes of `out` were sent (INT_MAX: all), or (< 0) -errno. `out` is the watch's again."""
+        return 0
+
     cdef bint is_transport(self):
         return False
 
@@ -164,6 +168,15 @@ cdef class Poller:
         raise NotImplementedError
 
     cdef int receive(self, Watch w, bint on) except -1:
+        return 0
+
+    cdef int batch_writes(self) except -1:
+        return 0
+
+    cdef int send_later(self, Watch w) except -1:
+        return 0
+
+    cdef int flush(self) except -1:
         return 0
 
     cdef int poll(self, int64_t delay_ns) except -1:

@@ -115,6 +115,8 @@ cdef class EpollPoller(Poller):
 
     cdef int poll(self, int64_t delay_ns) except -1:
         cdef int n
+        if self.batches and self.batch.waiting:
+            self.flush()
         with nogil:
             n = gl_epoll_wait(self.epfd, self.events, MAX_EVENTS, delay_ns)
         if n < 0:
@@ -123,6 +125,19 @@ cdef class EpollPoller(Poller):
             PyErr_CheckSignals()
             return 0
         return self.tell(n)
+
+    cdef int batch_writes(self) except -1:
+        self.batch = SendBatch()
+        self.batches = True
+        return 0
+
+    cdef int send_later(self, Watch w) except -1:
+        return self.batch.add(w)
+
+    cdef int flush(self) except -1:
+        if self.batches and not self.forked():
+            self.batch.flush()
+        return 0
 
     cdef int tell(self, int n) except -1:
         """Push the watches of the first n events."""
@@ -155,6 +170,8 @@ cdef class EpollPoller(Poller):
 
     cdef int close(self) except -1:
         if not self.closed:
+            if self.batches:
+                self.batch.close()
             Poller.close(self)
             self.close_fds()
         return 0

@@ -1,42 +1,18 @@
+from gmploop.core.batch cimport gl_cqe, gl_sqe, gl_uring, uint64_t, int32_t
 from gmploop.core.handle cimport gl_spinlock
 from gmploop.core.poller cimport Watch, uint32_t, int64_t
 from gmploop.core.poller_epoll cimport EpollPoller
 
-cdef extern from "<stdint.h>":
-    ctypedef unsigned long long uint64_t
-    ctypedef int int32_t
-
 cdef extern from "uring.h" nogil:
     enum:
-        GL_OP_POLL_ADD, GL_OP_ASYNC_CANCEL, GL_OP_SEND, GL_OP_RECV, GL_OP_EPOLL_WAIT
-        GL_SQE_BUFFER_SELECT, GL_SQE_SKIP_SUCCESS, GL_RECV_MULTISHOT, GL_CANCEL_ALL, GL_CANCEL_ANY
+        GL_OP_POLL_ADD, GL_OP_ASYNC_CANCEL, GL_OP_RECV, GL_OP_EPOLL_WAIT
+        GL_SQE_BUFFER_SELECT, GL_RECV_MULTISHOT, GL_CANCEL_ALL, GL_CANCEL_ANY
         GL_CQE_BUFFER, GL_CQE_MORE, GL_CQE_BUFFER_SHIFT, GL_FEAT_NO_IOWAIT
-    ctypedef struct gl_sqe:
-        unsigned char opcode, flags
-        unsigned short ioprio
-        int fd
-        uint64_t off, addr, user_data
-        uint32_t len, op_flags
-    ctypedef struct gl_cqe:
-        uint64_t user_data
-        int32_t res
-        uint32_t flags
-    ctypedef struct gl_uring:
-        int fd
-        uint32_t features
-        uint32_t tail
-        uint32_t sq_entries
-        unsigned char has_op[64]
     ctypedef struct gl_bufs:
         uint32_t count, size
     int gl_uring_open_own(gl_uring *, unsigned, unsigned)
     int gl_uring_wait(gl_uring *, unsigned, long long)
-    void gl_uring_free(gl_uring *)
-    uint32_t gl_uring_queued(gl_uring *)
     uint32_t gl_uring_publish(gl_uring *)
-    gl_sqe *gl_uring_sqe(gl_uring *)
-    uint64_t gl_uring_take_back(gl_uring *)
-    int gl_uring_next(gl_uring *, gl_cqe *)
     bint gl_uring_ready(gl_uring *)
     bint gl_uring_more_inside(gl_uring *)
     int gl_bufs_open(gl_bufs *, gl_uring *, unsigned, unsigned)
@@ -62,6 +38,8 @@ cdef class UringPoller(EpollPoller):
     cdef int end_receive(self, Watch w) except -1
     cdef int enter(self, int64_t delay_ns) except? -1
     cdef int wait(self, int64_t delay_ns) except -1
+    cdef int queue_sends(self) except -1
+    cdef int sends_done(self) except -1
     cdef int reap(self) except -1
     cdef int take(self, gl_cqe *c) except -1
     cdef int take_received(self, gl_cqe *c) except -1

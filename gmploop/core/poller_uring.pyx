@@ -46,7 +46,9 @@ cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EBUSY, EEXIST, EINTR, EINVAL, ENOBUFS, ENOMEM, ENOSYS
 import os
-from gmploop.core.handle cimport gl_lock, gl_unlock, gl_world_mine, gl_load_relaxed
+from gmploop.core.batch cimport (
+    SEND_BIT, GL_OP_SEND, GL_SQE_SKIP_SUCCESS, gl_uring_free, gl_uring_queued, gl_uring_sqe, gl_uring_next)
+from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
 from gmploop.core.poller cimport Poller, EV_IN, RX_OFF, RX_ON, RX_STOPPING
 from gmploop.core.poller_epoll cimport MAX_EVENTS
 
@@ -155,6 +157,8 @@ cdef class UringPoller(EpollPoller):
                 self.reap()
         finally:
             self.losing = False
+            if self.batches and self.batch.sending and self.r.sqes != NULL:
+                self.batch.take_back(&self.r)
             gl_uring_free(&self.r)
             gl_bufs_free(&self.bufs)
             self.epoll_armed = False
@@ -307,8 +311,10 @@ cdef class UringPoller(EpollPoller):
             self.cancel(self.cancels.pop())
         if not self.epoll_armed:
             self.arm_epoll()
+        if self.batches and self.batch.waiting:
+            self.queue_sends()
         if self.r.fd < 0:
-            return 0
+            return self.sends_done()
         if gl_uring_ready(&self.r):
             delay_ns = 0
         self.looks += 1
@@ -317,9 +323,48 @@ cdef class UringPoller(EpollPoller):
         elif gl_uring_queued(&self.r) or gl_uring_more_inside(&self.r) or self.looks % LOOKS == 0:
             self.enter(0)
         told = self.reap()
+        if self.batches and self.batch.sending:
+            self.sends_done()
         if delay_ns and not told:
             PyErr_CheckSignals()
         return told
+
+    cdef int queue_sends(self) except -1:
+        """As the newest entries, so that they can be taken back."""
+        cdef size_t n = self.batch.begin(), i
+        cdef gl_sqe *e
+        for i in range(n):
+            try:
+                e = self.entry()
+            except OSError:
+                e = NULL
+            if e == NULL:
+                while i < n:
+                    self.batch.results[i] = 0
+                    i += 1
+                return 0
+            self.batch.fill(e, i)
+        return 0
+
+    cdef int sends_done(self) except -1:
+        """After an enter: all sends have been done, unless the kernel was short of memory."""
+        if self.r.fd >= 0 and gl_uring_queued(&self.r):
+            self.enter(0)
+            self.reap()
+            if self.r.fd >= 0 and gl_uring_queued(&self.r):
+                self.batch.take_back(&self.r)
+        return self.batch.settle() if self.batches else 0
+
+    cdef int flush(self) except -1:
+        if self.batches and self.batch.waiting and not self.forked():
+            if self.r.fd < 0:
+                return self.batch.flush()
+            self.queue_sends()
+            if self.r.fd >= 0:
+                self.enter(0)
+            self.reap()
+            self.sends_done()
+        return 0
 
     cdef int wait(self, int64_t delay_ns) except -1:
         cdef int64_t rest = delay_ns - IDLE_NS
@@ -345,6 +390,8 @@ cdef class UringPoller(EpollPoller):
             return self.take_epoll(c.res)
         if low == NOBODY:
             return 0
+        if low & SEND_BIT:
+            return self.batch.note(low, c.res)
         return self.take_received(c)
 
     cdef int take_epoll(self, int res) except -1:

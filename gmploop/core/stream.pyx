@@ -10,7 +10,8 @@ nobody wants.
 
 Writing. write() tries the send at once, as stock does: a callback that writes and then blocks has written. What the
 kernel does not take is kept as bytes objects (mutable data is copied) and sent with writev when EPOLLOUT comes; that
-bit is asked for from the first time on that a send would block.
+bit is asked for from the first time on that a send would block. With write_batching small data waits in `out` until the
+loop polls (batch.pyx), at most OUT_MAX bytes of it; whatever else is done with the transport sends it first.
 """
 cimport cython
 import sys
@@ -21,6 +22,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
 from libc.errno cimport errno, EAGAIN, EINTR
 from gmploop.core.g cimport G, gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_at, gl_ring_free
+from gmploop.core.handle cimport gl_world_mine
 from gmploop.core.poller cimport Poller, uint32_t, EV_IN, EV_PRI, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, EV_AGAIN, RBUF
 
 cdef extern from "Python.h":
@@ -55,6 +57,8 @@ from libc.string cimport memcpy, memset
 
 cdef enum:
     IOV = 128               # chunks a sendmsg takes; 2 KB of stack
+    BATCH_MAX = 4096        # bytes that may wait for the end of the turn; larger ones were slower so
+    OUT_MAX = 16384         # bytes that several of them make
     BULK_IN = 2             # receives in a row that fill the poller's buffer: read from the socket instead; guessed
     SMALL = 4096            # bytes; reads up to this size,
     SMALL_IN = 64           # so many in a row, end that; guessed
@@ -106,13 +110,14 @@ cdef class SocketTransport(Transport):
         return mask if self.by_completion else mask | EV_IN | EV_PRI | EV_RDHUP
 
     cdef int start_watching(self) except -1:
-        self.by_completion = self.poller.receives
+        self.by_completion, self.batching = self.poller.receives, self.poller.batches
         self.poller.watch(self, self.wanted())
         if self.by_completion and self.may_read():
             self.poller.receive(self, True)
         return 0
 
     cdef int clear_buffer(self) except -1:
+        self.out = None
         return self.clear_wbuf()
 
     cdef int use_protocol(self, protocol) except -1:
@@ -132,6 +137,9 @@ cdef class SocketTransport(Transport):
             return 0
         if events & (EV_OUT | EV_ERR | EV_HUP) and self.wsize:
             self.flush_in_context()
+            if self.wsize and self.batching and not self.conn_lost and not self.mask & EV_OUT:
+                self.arm_write()
+                self.maybe_pause()
         if events & (EV_IN | EV_ERR | EV_HUP | EV_RDHUP | EV_PRI | EV_AGAIN):
             self.drained = False
             if events & (EV_RDHUP | EV_HUP | EV_ERR | EV_PRI):
@@ -395,6 +403,8 @@ cdef class SocketTransport(Transport):
         size = len(data) if not isinstance(data, memoryview) else (<object>data).nbytes
         if size == 0 or self.lost():
             return
+        if self.batching and self.put_out(data, size):
+            return
         n = 0
         if self.wsize == 0:
             n = self.send_now(data)
@@ -403,6 +413,44 @@ cdef class SocketTransport(Transport):
         self.keep(data, n)
         self.arm_write()
         self.maybe_pause()
+
+    cdef bint put_out(self, object data, Py_ssize_t size) except -1:
+        """Whether the data will be sent, or is dropped, without write(): what waits goes first if it is not to wait."""
+        if (self.wsize == 0 and size <= BATCH_MAX and not isinstance(data, memoryview)
+                and gl_world_mine(&self.g.w)):
+            if self.out is None:
+                self.out = data if PyBytes_CheckExact(data) else bytes(data)
+                self.buffering_begins()
+                self.poller.send_later(self)
+                return True
+            if len(self.out) + size <= OUT_MAX:
+                self.out += data if PyBytes_CheckExact(data) else bytes(data)
+                return True
+        if self.out is not None:
+            self.send_out()
+            return self.conn_lost != 0
+        return False
+
+    cdef int send_out(self) except -1:
+        data, self.out = self.out, None
+        if data is None:
+            return 0
+        cdef Py_ssize_t n = self.send_now(data)
+        if 0 <= n < len(data):
+            self.keep(data, n)
+            self.arm_write()
+            self.maybe_pause()
+        return 0
+
+    cdef int batch_sent(self, int n) except -1:
+        data, self.out = self.out, None
+        if data is None or n >= len(data):
+            return 0
+        if n < 0 and n != -EAGAIN and n != -EINTR:
+            set_errno(-n)
+            return self.write_failed()
+        self.keep(data, max(n, 0))
+        return self.push(EV_OUT)        # user code may be told to pause there
 
     def writelines(self, list_of_data):
         """As write() of the concatenation, without making it."""
@@ -417,6 +465,9 @@ cdef class SocketTransport(Transport):
                 self.fatal(BufferError("memoryview: underlying buffer is not C-contiguous"),
                            "Fatal write error on socket transport")
                 return
+        self.send_out()
+        if self.conn_lost:
+            return
         cdef bint first = self.wsize == 0
         for data in chunks:
             self.keep(data, 0)
@@ -454,6 +505,9 @@ cdef class SocketTransport(Transport):
                 return self.displaced()
             self.poller.watch(self, self.wanted())
         return 0
+
+    def get_write_buffer_size(self):
+        return self.wsize + (len(self.out) if self.out is not None else 0)
 
     cdef int clear_wbuf(self) except -1:
         cdef size_t chunk = gl_ring_pop(&self.wbuf)
@@ -547,6 +601,7 @@ cdef class SocketTransport(Transport):
         self.here("write_eof")
         if self.closing or self.eof_sent:
             return
+        self.send_out()
         self.eof_sent = True
         if not self.wsize:
             self.sock.shutdown(1)
@@ -565,6 +620,7 @@ cdef class SocketTransport(Transport):
     def _make_empty_waiter(self):
         if self.empty_waiter is not None:
             raise RuntimeError("Empty waiter is already set")
+        self.send_out()
         self.empty_waiter = self.g.create_future()
         if not self.wsize:
             self.empty_waiter.set_result(None)

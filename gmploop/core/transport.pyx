@@ -109,6 +109,10 @@ cdef class Transport(Watch):
         """The mask to watch for."""
         return 0
 
+    cdef int send_out(self) except -1:
+        """Send now what was to be sent at the end of the turn."""
+        return 0
+
     cdef int start_watching(self) except -1:
         return self.poller.watch(self, self.wanted())
 
@@ -235,6 +239,9 @@ cdef class Transport(Watch):
             self.g.call_soon_threadsafe(self.close)
             return
         if self.closing:
+            return
+        self.send_out()
+        if self.closing:                # that found the connection broken
             return
         self.closing = True
         if not self.wsize:
