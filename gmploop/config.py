@@ -7,6 +7,7 @@ An option given in code wins over the environment, which wins over the default.
 | poller | "auto", "io_uring", "epoll", "kqueue" | "auto" | GMPLOOP_POLLER | "auto" is the fastest there is on this machine |
 | write_batching | None, True, False | False | GMPLOOP_WRITE_BATCHING="0" or "1" | see resolve_write_batching() |
 | malloc | | tuned | GMPLOOP_MALLOC="tuned" or "system" | see tunes_malloc() |
+| files | | "auto" | GMPLOOP_FS="auto", "io_uring" or "executor" | read when a loop first uses gmploop.fs |
 | debug | None, True, False | None | GMPLOOP_DEBUG="asyncio=1" | None is asyncio's rule: PYTHONASYNCIODEBUG and -X dev |
 """
 

@@ -19,6 +19,7 @@ def pytest_configure(config):
                             "with these parameters, on Pythons since <= version < until for one of the (since, until), "
                             "or on all; gmploop must not")
     config.addinivalue_line("markers", "gmploop_only: what stock does here is not specified, so it is not tested")
+    config.addinivalue_line("markers", "long: takes minutes; runs only when asked for with -m long")
     config.stash[BODY_FAILED] = set()
 
 
@@ -36,8 +37,10 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("loop_kind", kinds, indirect=True, scope="function")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     for item in items:
+        if item.get_closest_marker("long") and "long" not in config.option.markexpr:
+            item.add_marker(pytest.mark.skip(reason="takes minutes: run it with -m long"))
         kind = item.callspec.params.get("loop_kind") if hasattr(item, "callspec") else None
         for fault in item.iter_markers("stock_fault"):
             reason, *ranges = fault.args

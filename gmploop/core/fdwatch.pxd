@@ -1,5 +1,6 @@
 from cpython.object cimport PyObject
 from gmploop.core.g cimport G
+from gmploop.core.operation cimport Operation
 from gmploop.core.poller cimport Watch, Poller, uint32_t
 
 cdef class IOHandle:
@@ -22,19 +23,16 @@ cdef class FdWatch(Watch):
     cdef int tell(self, list futures) except -1
     cdef int call(self, IOHandle h) except -1
 
-cdef class SockOp:
+cdef class SockOp(Operation):
     cdef G g
     cdef Poller poller
     cdef object sock
-    cdef object fut
     cdef FdWatch w
     cdef object fn, args            # CALL: what is tried; RECV_INTO, SENDALL: args is the caller's buffer
     cdef Py_buffer view
     cdef bint has_view
     cdef int kind, fd
-    cdef int state
     cdef Py_ssize_t n, done
-    cdef object step(self)
     cdef object begin(self)
     cdef object attempt(self)
     cdef object wait(self)

@@ -22,6 +22,7 @@ import collections.abc
 import weakref
 from gmploop.core.g cimport call_in
 from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
+from gmploop.core.operation cimport NEW, FLYING, LANDED, ENDED
 from gmploop.core.poller cimport EV_IN, EV_PRI, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_LEVEL, RBUF
 
 cdef extern from "Python.h":
@@ -248,20 +249,13 @@ cpdef enum SockKind:
     OP_CALL_WRITE = 4       # the same, writable
     OP_SENDALL_BY_CALL = 5  # fn is "send"
 
-cdef enum:
-    NEW = 0
-    TRYING = 1
-    WAITING = 2
-    ENDED = 3
-
-
 cdef inline bint would_block() noexcept:
     return errno == EAGAIN or errno == EINTR
 
 
 @cython.final
-cdef class SockOp:
-    """A sock_*() call: awaitable once, or driven as a coroutine by a task."""
+cdef class SockOp(Operation):
+    """A sock_*() call."""
 
     def __init__(self, G g not None, Poller poller, int kind, sock, fn, args):
         self.g, self.poller, self.kind, self.sock, self.fn, self.args = g, poller, kind, sock, fn, args
@@ -270,57 +264,10 @@ cdef class SockOp:
         if self.has_view:
             PyBuffer_Release(&self.view)
 
-    def __await__(self):
-        return self
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        return self.step()
-
-    def send(self, value):
-        if value is not None and self.state == NEW:
-            raise TypeError("can't send non-None value to a just-started coroutine")
-        return self.step()
-
-    def throw(self, typ, val=None, tb=None):
-        if self.state == ENDED:
-            raise RuntimeError("cannot reuse already awaited coroutine")
-        self.finish()
-        if val is None:
-            val = typ if isinstance(typ, BaseException) else typ()
-        elif not isinstance(val, BaseException):
-            val = typ(val)
-        raise val.with_traceback(tb) if tb is not None else val
-
-    def close(self):
-        self.finish()
-
-    @property
-    def __name__(self):
-        return "sock_op"
-
-    @property
-    def __qualname__(self):
-        return "Loop.sock_op"
-
-    @property
-    def cr_running(self):
-        return False
-
-    @property
-    def cr_await(self):
-        return self.fut
-
-    @property
-    def cr_frame(self):
-        return None
-
     cdef object step(self):
         if self.state == NEW:
             self.begin()
-        elif self.state == WAITING:
+        elif self.state == FLYING:
             if not self.fut.done():
                 raise RuntimeError("await wasn't used with future")
             self.fut = None
@@ -330,7 +277,7 @@ cdef class SockOp:
                 raise error
         elif self.state == ENDED:
             raise RuntimeError("cannot reuse already awaited coroutine")
-        self.state = TRYING
+        self.state = LANDED             # for now: while it tries, or when it has succeeded
         try:
             return self.attempt()
         except BaseException:
@@ -389,7 +336,7 @@ cdef class SockOp:
             self.register()
         self.fut = self.g.new_future()
         (self.w.writers if writing else self.w.readers).append(self.fut)
-        self.state = WAITING
+        self.state = FLYING
         mask = self.w.mask
         self.w.update()
         if mask == self.w.mask and self.kind >= OP_CALL_READ and not mask & EV_LEVEL:
@@ -456,6 +403,9 @@ cdef class SockOp:
     cdef object leave(self, object value):
         self.finish()
         return gl_return(value)
+
+    cdef int abandon(self) except -1:
+        return self.finish()
 
     cdef int finish(self) except -1:
         """End the operation: nothing of it is left on the watch."""

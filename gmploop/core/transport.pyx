@@ -390,6 +390,10 @@ cdef class Transport(Watch):
         return self.paused
 
     @property
+    def _closing(self):
+        return self.closing
+
+    @property
     def _protocol_paused(self):
         return self.protocol_paused
 

@@ -1,5 +1,6 @@
 from cpython.object cimport PyObject
 from gmploop.core.descriptor cimport Descriptor, gl_file_info, uint64_t
+from gmploop.core.operation cimport Operation
 from gmploop.core.poller cimport Watch, uint32_t
 
 cdef extern from "uring.h" nogil:
@@ -28,11 +29,10 @@ cdef extern from "uring.h" nogil:
     int gl_uring_next(gl_uring *, gl_cqe *)
     int gl_uring_more_inside(gl_uring *)
 
-cdef class FileOp:
+cdef class FileOp(Operation):
     cdef FileRing ring
     cdef Descriptor d
     cdef int kind                   # GL_OP_*
-    cdef int state
     cdef int fd, flags
     cdef int res
     cdef bint abandoned             # nobody waits for the result any more
@@ -47,15 +47,12 @@ cdef class FileOp:
     cdef Py_buffer view
     cdef object data                # what the view is of, or the path
     cdef object name
-    cdef object fut
     cdef object settled
-    cdef object step(self)
     cdef int begin(self) except -1
     cdef bint read_now(self)
     cdef int open_now(self) except -1
     cdef object take(self)
     cdef object value(self)
-    cdef int abandon(self) except -1
     cdef int fill(self, gl_sqe *e) except -1
     cdef int drop(self) except -1
 

@@ -41,6 +41,7 @@ from gmploop.core.descriptor cimport (
     Descriptor, CACHED_MAX, open_cached, fill_cached, read_cached, read_file_cached)
 from gmploop.core.g cimport G, gl_ring_len
 from gmploop.core.handle cimport gl_world_mine
+from gmploop.core.operation cimport NEW, FLYING, LANDED, ENDED
 from gmploop.core.poller cimport Poller, EV_IN, EV_START, fork_generation
 
 cdef extern from "Python.h":
@@ -64,12 +65,6 @@ cdef extern from "fileio.h":
     int ECANCELED, O_ACCMODE, O_CLOEXEC, O_NONBLOCK, F_SETFL
 
 cdef enum:
-    NEW = 0
-    FLYING = 1
-    LANDED = 2
-    ENDED = 3
-
-cdef enum:
     ENTRIES = 128               # submission queue; a turn that submits more makes one system call more
     CQ_ENTRIES = 1024           # completions beyond it are fetched by a further system call
     CREDIT = 64                 # about 50 us of 4 KB reads
@@ -86,32 +81,9 @@ cdef object os_error(int error, object name):
 
 @cython.final
 @cython.no_gc_clear
-cdef class FileOp:
+cdef class FileOp(Operation):
     def __dealloc__(self):
         self.drop()
-
-    def __await__(self):
-        return self
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        return self.step()
-
-    def send(self, value):
-        return self.step()
-
-    def throw(self, typ, val=None, tb=None):
-        self.abandon()
-        if val is None:
-            val = typ if isinstance(typ, BaseException) else typ()
-        elif not isinstance(val, BaseException):
-            val = typ(val)
-        raise val.with_traceback(tb) if tb is not None else val
-
-    def close(self):
-        self.abandon()
 
     def when_settled(self, callback):
         """Call callback() when the kernel is done with the operation: now, or later from the loop."""

@@ -21,18 +21,12 @@ LOOPS = {"asyncio": asyncio.SelectorEventLoop, "gmploop": gmploop.new_event_loop
 TIMEOUT_S = 30  # of a test that names none
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "long: takes minutes; runs only when asked for with -m long")
-
-
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(items):
     for item in items:
         if HERE not in item.path.parents:
             continue
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-        if item.get_closest_marker("long") and "long" not in config.option.markexpr:
-            item.add_marker(pytest.mark.skip(reason="takes minutes: run it with -m long"))
 
 
 @pytest.fixture(params=LOOPS)

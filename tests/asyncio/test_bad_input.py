@@ -84,7 +84,8 @@ def entered(schedule, loop):
 for delay in (None, "1", b"1", [], 1j, object(), decimal.Decimal("0.001"), fractions.Fraction(1, 1000), math.nan,
               math.inf, -math.inf, -1, True, 10 ** 400, -10 ** 400, Numbered(1)):
     ROWS[f"call_later in {delay!r:.20}"] = lambda r, d=delay: r.loop.call_later(d, int)
-    ROWS[f"sleep for {delay!r:.20}"] = lambda r, d=delay: asyncio.wait_for(asyncio.sleep(d), 0.01)
+    ROWS[f"sleep for {delay!r:.20}"] = lambda r, d=delay: asyncio.wait_for(
+        asyncio.sleep(d), 5 if isinstance(d, (decimal.Decimal, fractions.Fraction)) else 0.01)     # they are 1 ms
     ROWS[f"wait_for {delay!r:.20}"] = lambda r, d=delay: asyncio.wait_for(turns(2), d)
 ROWS |= {
     "call_later with nothing": lambda r: r.loop.call_later(),

@@ -19,14 +19,18 @@ def test_a_loop_that_nobody_runs_may_be_used_from_any_thread(loop, in_thread):
     seen = []
     near, far = unix_pair()
 
+    def note(what):
+        seen.append(what)
+        if len(seen) == 5:
+            loop.stop()
+
     def fill():
-        loop.call_soon(seen.append, "soon")
-        loop.call_later(0.001, seen.append, "later")
-        loop.call_at(0, seen.append, "at")
-        loop.call_later(100, seen.append, "never").cancel()
-        loop.add_reader(near, lambda: (seen.append(near.recv(10)), loop.remove_reader(near)))
-        loop.create_task(asyncio.sleep(0)).add_done_callback(lambda _: seen.append("task"))
-        loop.call_later(0.02, loop.stop)
+        loop.call_soon(note, "soon")
+        loop.call_later(0.001, note, "later")
+        loop.call_at(0, note, "at")
+        loop.call_later(100, note, "never").cancel()
+        loop.add_reader(near, lambda: (note(near.recv(10)), loop.remove_reader(near)))
+        loop.create_task(asyncio.sleep(0)).add_done_callback(lambda _: note("task"))
         far.send(b"data")
     in_thread(fill).join()
     in_thread(loop.run_forever).join()

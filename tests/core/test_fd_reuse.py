@@ -62,6 +62,7 @@ def test_a_socket_with_the_number_of_one_used_before_gets_its_own_events(run, lo
         if how == "detach":                     # the same file in a new socket object
             near.detach()
             new_near, new_far = socket.socket(fileno=fd), far
+            new_near.setblocking(False)
         else:
             near.close()
             new_near, new_far = reopened(fd)

@@ -218,6 +218,7 @@ def test_a_call_that_has_second_thoughts_is_told_again(run, loop):
     async def main():
         near, far = unix_pair()
         with Shy(fileno=near.detach()) as shy, far:
+            shy.setblocking(False)
             far.send(b"abc")
             assert [await loop.sock_recv(shy, 1) for _ in "abc"] == [b"a", b"b", b"c"]
     run(main())
@@ -385,6 +386,7 @@ def test_a_descriptor_may_change_its_owner_and_its_trigger(run, loop):
         await turns(3)
         waiting.cancel()
         other = socket.socket(fileno=near.detach())
+        other.setblocking(False)
         seen = []
         loop.add_reader(other, lambda: seen.append(other.recv(1)))
         far.send(b"abc")

@@ -131,7 +131,8 @@ def test_posts_that_race_with_stop_run_in_the_next_run(loop):
 
 
 def test_call_soon_from_another_thread_is_posted(loop):
-    """Not a right use, as on stock, but never corruption."""
+    """Not a right use, as on stock, but never corruption. Debug mode refuses it."""
+    loop.set_debug(False)
     taken = [[] for _ in range(4)]
 
     def produce(producer):
@@ -470,6 +471,7 @@ def test_two_threads_cannot_run_one_loop():
 
 @pytest.mark.parametrize("call", ["call_later", "call_at"])
 def test_a_timer_from_a_foreign_thread_is_refused_naming_both_loops(loop, call):
+    loop.set_debug(False)       # which has a message of its own
     messages = []
 
     def foreign():
@@ -493,6 +495,7 @@ def test_a_timer_from_a_foreign_thread_is_refused_naming_both_loops(loop, call):
 
 
 def test_a_timer_from_a_thread_without_a_loop_is_refused(loop):
+    loop.set_debug(False)
     messages = []
 
     def foreign():

@@ -1,6 +1,6 @@
 """uvloop's own test-suite, on gmploop: whatever stock passes of it, gmploop passes.
 
-One item per class of uvloop's. They run ahead of pytest in processes of their own, $CONFORMANCE_JOBS at a time.
+One item per class of uvloop's; those of uvloop's own features, most of which stock fails slowly, with -m long. They run ahead of pytest in processes of their own, $CONFORMANCE_JOBS at a time.
 """
 import os
 import sys
@@ -34,13 +34,14 @@ def test_suite_is_there():
 @pytest.fixture(scope="module")
 def reports(request):
     chosen = {item.callspec.params["unit"] for item in request.session.items
-              if item.path == request.path and hasattr(item, "callspec")}
+              if item.path == request.path and hasattr(item, "callspec") and not item.get_closest_marker("skip")}
     with foreign_suite.run_ahead(CHILD, UNITS, chosen, EXCLUSIONS, hang_s=HANG_S) as futures:
         yield futures
 
 
 @pytest.mark.skipif(not UNITS, reason="uvloop's test-suite is not there")
-@pytest.mark.parametrize("unit", UNITS, ids=".".join)
+@pytest.mark.parametrize("unit", [pytest.param(unit, marks=pytest.mark.long) if "UV" in unit[1] else unit
+                                  for unit in UNITS], ids=".".join)
 def test_uvloop(unit, reports):
     complaint = foreign_suite.complaint(reports[unit].result())
     assert not complaint, complaint

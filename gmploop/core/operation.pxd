@@ -1,0 +1,11 @@
+cdef enum:
+    NEW = 0
+    FLYING = 1          # begun; the future that was yielded says when to go on
+    LANDED = 2          # done, the result not handed out yet
+    ENDED = 3
+
+cdef class Operation:
+    cdef object fut                 # what the awaiter waits for
+    cdef int state
+    cdef object step(self)
+    cdef int abandon(self) except -1
