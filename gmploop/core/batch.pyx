@@ -15,7 +15,9 @@ is cheaper, and so do all where there is no ring.
 """
 cimport cython
 from libc.stdlib cimport free, realloc
-from libc.errno cimport EAGAIN
+from libc.errno cimport ENOSYS
+import logging
+import os
 from gmploop.core.poller cimport fork_generation
 
 cdef extern from *:
@@ -133,9 +135,18 @@ cdef class SendBatch:
     cdef int open(self) except -1:
         gl_uring_free(&self.r)
         self.fork_gen = fork_generation()
-        if not self.refused and (gl_uring_open(&self.r, ENTRIES, 4 * ENTRIES) < 0 or not self.r.has_op[<int>GL_OP_SEND]):
+        cdef int e
+        if self.refused:
+            return 0
+        e = gl_uring_open(&self.r, ENTRIES, 4 * ENTRIES)
+        if e >= 0 and not self.r.has_op[<int>GL_OP_SEND]:
             gl_uring_free(&self.r)
+            e = -ENOSYS
+        if e < 0:
             self.refused = True
+            logging.getLogger("gmploop").info(
+                "write_batching: the writes of a turn leave one by one when it ends, since io_uring is not to be had: %s",
+                os.strerror(-e))
         return 0
 
     cdef int close(self) except -1:
