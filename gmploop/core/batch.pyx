@@ -15,7 +15,7 @@ is cheaper, and so do all where there is no ring.
 """
 cimport cython
 from libc.stdlib cimport free, realloc
-from libc.errno cimport ENOSYS
+from libc.errno cimport ENOSYS, errno
 import logging
 import os
 from gmploop.core.poller cimport fork_generation
@@ -28,6 +28,7 @@ cdef extern from *:
     #define MSG_NOSIGNAL 0
     #endif
     """
+    Py_ssize_t send(int, const void *, size_t, int)
     int INT_MAX, FLAGS "(MSG_NOSIGNAL | MSG_DONTWAIT | MSG_WAITALL)"
 
 cdef extern from "Python.h":
@@ -112,6 +113,8 @@ cdef class SendBatch:
         cdef gl_sqe *e
         cdef gl_cqe c
         cdef int error = 0
+        cdef Py_ssize_t sent
+        cdef Watch w
         if n > 1 and (self.r.fd < 0 or self.fork_gen != fork_generation()):
             self.open()
         while i < n and n > 1 and self.r.fd >= 0 and not error:
@@ -128,7 +131,9 @@ cdef class SendBatch:
         if error:
             self.take_back(&self.r)
         while i < n:
-            self.results[i] = 0
+            w = <Watch>self.sending[i]
+            sent = send(w.fd, PyBytes_AS_STRING(w.out), PyBytes_GET_SIZE(w.out), FLAGS)
+            self.results[i] = <int32_t>sent if sent >= 0 else -errno
             i += 1
         return self.settle()
 

@@ -7,6 +7,7 @@ it is never read: each write is a new edge, and its counter cannot fill up in th
 from cpython.exc cimport PyErr_SetFromErrno, PyErr_CheckSignals
 from libc.errno cimport errno, EINTR, EEXIST, ENOENT, ENOSYS, EBADF
 from libc.string cimport memset
+from gmploop.core.g cimport gl_ring_len
 from gmploop.core.handle cimport gl_lock, gl_unlock
 from gmploop.core.poller cimport EV_LEVEL, EV_KERNEL
 
@@ -117,6 +118,8 @@ cdef class EpollPoller(Poller):
         cdef int n
         if self.batches and self.batch.waiting:
             self.flush()
+            if gl_ring_len(&self.g.ready):      # what could not be sent has something to do
+                delay_ns = 0
         with nogil:
             n = gl_epoll_wait(self.epfd, self.events, MAX_EVENTS, delay_ns)
         if n < 0:
