@@ -35,6 +35,8 @@ cdef extern from "Python.h":
     char *PyBytes_AS_STRING(object)
     Py_ssize_t PyBytes_GET_SIZE(object)
 
+cdef bint told_refusal = False
+
 cdef enum:
     ENTRIES = 128               # sends that one call carries; guessed
 
@@ -140,6 +142,7 @@ cdef class SendBatch:
     cdef int open(self) except -1:
         gl_uring_free(&self.r)
         self.fork_gen = fork_generation()
+        global told_refusal
         cdef int e
         if self.refused:
             return 0
@@ -149,6 +152,9 @@ cdef class SendBatch:
             e = -ENOSYS
         if e < 0:
             self.refused = True
+            if told_refusal:
+                return 0
+            told_refusal = True
             logging.getLogger("gmploop").info(
                 "write_batching: the writes of a turn leave one by one when it ends, since io_uring is not to be had: %s",
                 os.strerror(-e))

@@ -114,6 +114,10 @@ cdef class EpollPoller(Poller):
             PyErr_SetFromErrno(OSError)
         return 0
 
+    cdef int forget(self, Watch w) except -1:
+        """Drop the registration of a watch whose place is being taken."""
+        return self.control(w, EPOLL_CTL_DEL, 0) if w.mask else 0
+
     cdef int poll(self, int64_t delay_ns) except -1:
         cdef int n
         if self.batches and self.batch.waiting:

@@ -144,8 +144,12 @@ cdef class UringPoller(EpollPoller):
         self.epoll_op = USE_EPOLL_OP and self.r.has_op[<int>GL_OP_EPOLL_WAIT]
         self.epoll_armed = False
         for w in self.table:
-            if w is not None and w.rx_wanted and w.rx == RX_OFF:
+            if w is None or w.rx != RX_OFF:
+                continue
+            if w.rx_wanted:
                 self.arm(w)
+            else:
+                w.receive_ended()           # of the ring that was lost, perhaps
         return 0
 
     cdef int lose_ring(self) except -1:
@@ -241,9 +245,11 @@ cdef class UringPoller(EpollPoller):
 
     cdef int attach(self, Watch w) except -1:
         cdef Watch old = self.lookup(w.fd)
-        if old is not None and old is not w and old.rx != RX_OFF and not self.forked():
-            self.cancel(token_of(old))      # it lost the number, not the socket
-            old.rx, old.rx_wanted = RX_OFF, False
+        if old is not None and old is not w and not self.forked():
+            self.forget(old)                # a newcomer that receives does not replace the registration
+            if old.rx != RX_OFF:
+                self.cancel(token_of(old))      # it lost the number, not the socket
+                old.rx, old.rx_wanted = RX_OFF, False
         return Poller.attach(self, w)
 
     cdef int detach(self, Watch w) except -1:
