@@ -8,9 +8,11 @@ cdef extern from "uring.h" nogil:
         GL_OP_POLL_ADD, GL_OP_ASYNC_CANCEL, GL_OP_RECV, GL_OP_EPOLL_WAIT
         GL_SQE_BUFFER_SELECT, GL_RECV_MULTISHOT, GL_CANCEL_ALL, GL_CANCEL_ANY
         GL_CQE_BUFFER, GL_CQE_MORE, GL_CQE_BUFFER_SHIFT, GL_FEAT_NO_IOWAIT
+        GL_REGISTER_EVENTFD, GL_UNREGISTER_EVENTFD
     ctypedef struct gl_bufs:
         uint32_t count, size
     int gl_uring_open_own(gl_uring *, unsigned, unsigned)
+    int gl_uring_register(gl_uring *, unsigned, void *, unsigned)
     int gl_uring_wait(gl_uring *, unsigned, long long)
     uint32_t gl_uring_publish(gl_uring *)
     bint gl_uring_ready(gl_uring *)
@@ -38,6 +40,7 @@ cdef class UringPoller(EpollPoller):
     cdef int end_receive(self, Watch w) except -1
     cdef int enter(self, int64_t delay_ns) except? -1
     cdef int wait(self, int64_t delay_ns) except -1
+    cdef int wait_outside(self, int64_t delay_ns) except -1
     cdef int queue_sends(self) except -1
     cdef int sends_done(self) except -1
     cdef int reap(self) except -1

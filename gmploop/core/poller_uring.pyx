@@ -56,17 +56,22 @@ cdef extern from *:
     """
     #include <errno.h>
     #include <poll.h>
+    #include <unistd.h>
+    #include "epoll.h"
     #ifndef ECANCELED
     #define ECANCELED 125
     #endif
-    static int gl_wait_for(int fd, long long delay_ns) {
+    static void gl_wait_for(int fd, long long delay_ns) {
         struct pollfd p = { fd, POLLIN, 0 };
         long long ms = delay_ns < 0 ? -1 : (delay_ns + 999999) / 1000000;
-        return poll(&p, 1, ms > 2147483647 ? 2147483647 : (int)ms);
+        poll(&p, 1, ms > 2147483647 ? 2147483647 : (int)ms);
     }
     """
-    int ECANCELED, ETIME, EBADF
-    int gl_wait_for(int, long long) nogil
+    int ECANCELED, ETIME
+    void gl_wait_for(int, long long) nogil
+    int eventfd(unsigned int, int)
+    int c_close "close"(int)
+    int EFD_CLOEXEC, EFD_NONBLOCK
 
 cdef enum:
     NOBODY = 0xffffffff         # low half of user_data: what cancels answer
@@ -373,13 +378,24 @@ cdef class UringPoller(EpollPoller):
         return 0
 
     cdef int wait(self, int64_t delay_ns) except -1:
-        cdef int64_t rest = delay_ns - IDLE_NS
         if self.r.features & GL_FEAT_NO_IOWAIT or 0 <= delay_ns <= IDLE_NS:
             self.enter(delay_ns)
         elif self.enter(IDLE_NS) == ETIME:
-            with nogil:
-                gl_wait_for(self.r.fd, -1 if delay_ns < 0 else rest)
+            self.wait_outside(-1 if delay_ns < 0 else delay_ns - IDLE_NS)
             self.enter(0)
+        return 0
+
+    cdef int wait_outside(self, int64_t delay_ns) except -1:
+        """The ring's own descriptor tells nothing before an enter; an eventfd does, which costs while it is registered."""
+        cdef int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        if fd < 0:
+            return 0                        # the next poll waits in the ring, IDLE_NS long
+        if gl_uring_register(&self.r, GL_REGISTER_EVENTFD, &fd, 1) >= 0:
+            if not gl_uring_ready(&self.r) and not gl_uring_more_inside(&self.r):
+                with nogil:
+                    gl_wait_for(fd, delay_ns)
+            gl_uring_register(&self.r, GL_UNREGISTER_EVENTFD, NULL, 0)
+        c_close(fd)
         return 0
 
     cdef int reap(self) except -1:

@@ -17,6 +17,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef ETIME                               /* systems that have no ring either */
+#define ETIME 62
+#endif
+
 typedef struct {
     uint8_t opcode, flags;
     uint16_t ioprio;
@@ -60,7 +64,7 @@ enum {
     GL_FEAT_SINGLE_MMAP = 1 << 0, GL_FEAT_NODROP = 1 << 1, GL_FEAT_RW_CUR_POS = 1 << 3, GL_FEAT_EXT_ARG = 1 << 8,
     GL_FEAT_NO_IOWAIT = 1 << 17,
     GL_ENTER_GETEVENTS = 1 << 0, GL_ENTER_EXT_ARG = 1 << 3, GL_ENTER_NO_IOWAIT = 1 << 7,
-    GL_REGISTER_EVENTFD = 4, GL_REGISTER_PROBE = 8, GL_REGISTER_PBUF_RING = 22,
+    GL_REGISTER_EVENTFD = 4, GL_UNREGISTER_EVENTFD = 5, GL_REGISTER_PROBE = 8, GL_REGISTER_PBUF_RING = 22,
     GL_SQ_CQ_OVERFLOW = 1 << 1, GL_SQ_TASKRUN = 1 << 2,
 };
 
