@@ -6,7 +6,37 @@ from typing import TYPE_CHECKING
 from gmploop.loop import Loop
 from gmploop.policy import install, new_event_loop, poller_name, run
 
-__all__ = ["Loop", "install", "new_event_loop", "poller_name", "run"]
+if TYPE_CHECKING:
+    from gmploop.goroutine import (
+        Goroutine,
+        Group,
+        blocking,
+        dump,
+        go,
+        lock_os_thread,
+        procs,
+        set_procs,
+        stats,
+        syscall,
+        unlock_os_thread,
+        yield_now,
+    )
+
+_GOROUTINES = [
+    "Goroutine",
+    "Group",
+    "blocking",
+    "dump",
+    "go",
+    "lock_os_thread",
+    "procs",
+    "set_procs",
+    "stats",
+    "syscall",
+    "unlock_os_thread",
+    "yield_now",
+]
+__all__ = ["Loop", "install", "new_event_loop", "poller_name", "run", *_GOROUTINES]
 __version__ = "0.1.0"
 
 if sys.version_info < (3, 16):  # asyncio has policies until then
@@ -21,6 +51,11 @@ if not TYPE_CHECKING:
             from gmploop.policy import uvicorn_worker
 
             return uvicorn_worker()
+        if name in _GOROUTINES:  # likewise: not every program has goroutines
+            from gmploop import goroutine
+
+            globals().update({each: getattr(goroutine, each) for each in _GOROUTINES})
+            return globals()[name]
         if name == "fs":  # likewise: not every program reads files
             import gmploop.fs
 

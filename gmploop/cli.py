@@ -27,14 +27,16 @@ import gmploop
 from gmploop import config, policy
 
 USAGE = """\
-usage: python -m gmploop [--poller NAME] [--debug KEY=VALUE,...] PROGRAM [ARGUMENT...]
+usage: python -m gmploop [--procs N] [--poller NAME] [--debug KEY=VALUE,...] PROGRAM [ARGUMENT...]
        python -m gmploop bench [ARGUMENT...]
 
 Runs an unmodified asyncio program on gmploop. PROGRAM is, as for python itself, one of
   script.py  a folder or zip file with a __main__.py  -m module  -c code  - (standard input)
 
+  --procs N               how many goroutines may run at once (also GMPLOOP_PROCS)
   --poller NAME           {pollers} (also GMPLOOP_POLLER)
-  --debug KEY=VALUE,...   asyncio=1: loops in asyncio's debug mode (also GMPLOOP_DEBUG)
+  --debug KEY=VALUE,...   asyncio=1: loops in asyncio's debug mode; schedtrace=MS, scheddetail=1, stall_ms=MS,
+                          preempt=handoff|observe: of goroutines (also GMPLOOP_DEBUG)
   --version, -V           print the version
   --help, -h              print this
 """
@@ -50,6 +52,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         config.resolve_poller()
         config.resolve_debug()
+        config.resolve_procs()
     except ValueError as error:
         _usage_error(error)
     activate()
@@ -63,7 +66,7 @@ def _usage_error(message):
 
 def _parse(argv):
     """-> (kind, target, the program's arguments). Our own options end at the program, as python's do."""
-    options = {"--poller": "GMPLOOP_POLLER", "--debug": "GMPLOOP_DEBUG"}
+    options = {"--procs": "GMPLOOP_PROCS", "--poller": "GMPLOOP_POLLER", "--debug": "GMPLOOP_DEBUG"}
     rest = list(argv)
     while rest:
         word = rest.pop(0)

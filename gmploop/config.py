@@ -9,17 +9,32 @@ An option given in code wins over the environment, which wins over the default.
 | malloc | | tuned | GMPLOOP_MALLOC="tuned" or "system" | see tunes_malloc() |
 | files | | "auto" | GMPLOOP_FS="auto", "io_uring" or "executor" | read when a loop first uses gmploop.fs |
 | debug | None, True, False | None | GMPLOOP_DEBUG="asyncio=1" | None is asyncio's rule: PYTHONASYNCIODEBUG and -X dev |
+| procs | 1 to 256 | usable CPUs without the GIL, else 1 | GMPLOOP_PROCS | see resolve_procs() |
+| preempt | "handoff", "observe" | "handoff" | GMPLOOP_DEBUG="preempt=observe" | see sysmon_duties() |
+| stall_ms | 0 (off) to 3600000 | 100 | GMPLOOP_DEBUG="stall_ms=100" | asyncio's slow_callback_duration |
+| schedtrace | ms, 0 (off) to 3600000 | 0 | GMPLOOP_DEBUG="schedtrace=1000" | Go's |
+| scheddetail | 0, 1 | 0 | GMPLOOP_DEBUG="schedtrace=1000,scheddetail=1" | Go's |
 """
 
 import functools
 import logging
+import math
 import os
 import select
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 POLLERS = ("auto", "io_uring", "epoll", "kqueue")
 _SWITCH = {"0": False, "1": True}
-DEBUG_KEYS = {"asyncio": _SWITCH}  # key of GMPLOOP_DEBUG -> what each of its values means
+_MS = range(0, 3_600_001)
+DEBUG_KEYS = {  # key of GMPLOOP_DEBUG -> what each of its values means, or the numbers that it takes
+    "asyncio": _SWITCH,
+    "preempt": {"handoff": "handoff", "observe": "observe"},
+    "stall_ms": _MS,
+    "schedtrace": _MS,
+    "scheddetail": _SWITCH,
+}
 
 
 def _one_of(values: Iterable[str]) -> str:
@@ -78,16 +93,22 @@ def resolve_write_batching(value: bool | None = None) -> bool:
     return bool(value)
 
 
-def parse_debug(text: str) -> dict[str, bool]:
+def parse_debug(text: str) -> dict[str, Any]:
     """GMPLOOP_DEBUG, "key=value,key=value", as a dict. Raises ValueError naming the part it cannot take."""
     settings = {}
     for part in filter(None, text.split(",")):
         key, _, value = part.partition("=")
         if key not in DEBUG_KEYS:
             raise ValueError(f"GMPLOOP_DEBUG takes the keys {_one_of(DEBUG_KEYS)}, not {key!r}")
-        if value not in DEBUG_KEYS[key]:
-            raise ValueError(f"GMPLOOP_DEBUG: {key} takes {_one_of(DEBUG_KEYS[key])}, not {value!r}")
-        settings[key] = DEBUG_KEYS[key][value]
+        takes = DEBUG_KEYS[key]
+        if isinstance(takes, range):
+            if not value.isdecimal() or int(value) not in takes:
+                raise ValueError(f"GMPLOOP_DEBUG: {key} takes {takes[0]} to {takes[-1]}, not {value!r}")
+            settings[key] = int(value)
+            continue
+        if value not in takes:
+            raise ValueError(f"GMPLOOP_DEBUG: {key} takes {_one_of(takes)}, not {value!r}")
+        settings[key] = takes[value]
     return settings
 
 
@@ -107,3 +128,124 @@ def tunes_malloc() -> bool:
         raise ValueError(f"GMPLOOP_MALLOC takes 'tuned' or 'system', not {value!r}")
     set_outside = "malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(name.startswith("MALLOC_") for name in os.environ)
     return value == "tuned" and not set_outside
+
+
+# -- the scheduler of goroutines
+
+MAX_PROCS = 256  # what the core has room for
+SPIN_NS = 20_000  # how long a thread looks for work before it sleeps: about what waking one costs; measured
+BACKLOG_NS = 5_000  # queued work from which on another thread is woken: waking one costs 4 to 14 us; measured
+SHUTDOWN_S = 10.0  # how long run() waits at its end for goroutines that it has cancelled; guessed
+
+RETAKE_MS = 10  # a callback may keep its P so long; Go's
+POLL_MS = 10  # nobody has looked for events so long; Go's
+QUEUE_MS = 1  # a queue waits so long behind one callback before another thread is woken; measured
+STALL_MS = 100  # a callback that runs so long is counted, and logged in debug mode; asyncio's slow_callback_duration
+NAP_MAX_MS = 1  # between two looks while a P is busy: 10 ms (Go's) make the p99 beside a blocker 18 ms; measured
+
+
+def gil_enabled() -> bool:
+    """Whether this process runs with the GIL."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+def resolve_procs(value: int | None = None) -> int:
+    """How many goroutines may run at once, for the option `procs`.
+
+    None: GMPLOOP_PROCS, else the CPUs that this process may use if the GIL is off, and 1 if it is on. Raises TypeError
+    or ValueError for something else than 1 to MAX_PROCS, given here or in GMPLOOP_PROCS.
+    """
+    name = "procs"
+    if value is None:
+        name, text = "GMPLOOP_PROCS", os.environ.get("GMPLOOP_PROCS", "")
+        if not text:
+            return 1 if gil_enabled() else min(usable_cpus(), MAX_PROCS)
+        if not text.isdecimal():
+            raise ValueError(f"{name} takes 1 to {MAX_PROCS}, not {text!r}")
+        value = int(text)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} takes an int from 1 to {MAX_PROCS}, not {value!r}")
+    if not 1 <= value <= MAX_PROCS:
+        raise ValueError(f"{name} takes 1 to {MAX_PROCS}, not {value!r}")
+    return value
+
+
+def sysmon_duties() -> dict[str, Any]:
+    """The times of sysmon's duties in ns (0: switched off), from the figures above and GMPLOOP_DEBUG."""
+    ms = 1_000_000
+    debug = parse_debug(os.environ.get("GMPLOOP_DEBUG", ""))
+    # Under a small CPU quota watching must not eat it up.
+    nap_ms = NAP_MAX_MS if usable_cpus_fraction() >= 1 else RETAKE_MS
+    return {"retake_ns": RETAKE_MS * ms, "poll_ns": POLL_MS * ms, "queue_ns": QUEUE_MS * ms,
+            "stall_ns": debug.get("stall_ms", STALL_MS) * ms, "nap_max_ns": nap_ms * ms,
+            "trace_ns": debug.get("schedtrace", 0) * ms, "observe": debug.get("preempt") == "observe",
+            "detail": debug.get("scheddetail", False)}
+
+
+def usable_cpus(root: str = "/") -> int:
+    """The CPUs that this process may use: its affinity, and the cgroup's quota rounded up; at least 1.
+
+    root: where /proc and the cgroups are looked for.
+    """
+    return max(1, math.ceil(usable_cpus_fraction(root)))
+
+
+def usable_cpus_fraction(root: str = "/") -> float:
+    """The same, not rounded."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([float(cpus), *_quotas(root)])
+
+
+def _quotas(root: str) -> Iterator[float]:
+    """What each cgroup that this process is in, parents included, allows: in CPUs."""
+    mounts = list(_cgroup_mounts(root))
+    for line in _lines(root, "proc/self/cgroup"):
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        unified = number == "0" and not controllers
+        if not unified and "cpu" not in controllers.split(","):
+            continue
+        for kind, mount_root, mount in mounts:
+            if (kind == "cgroup2") != unified:
+                continue
+            inner = path.removeprefix(mount_root.rstrip("/")) if path.startswith(mount_root) else ""
+            parts = [part for part in inner.split("/") if part]
+            for depth in range(len(parts), -1, -1):
+                group = os.path.join(mount.lstrip("/"), *parts[:depth])
+                quota = _quota_v2(root, group) if unified else _quota_v1(root, group)
+                if quota is not None:
+                    yield quota
+
+
+def _cgroup_mounts(root: str) -> Iterator[tuple[str, str, str]]:
+    """(kind, root of what is mounted, where) of the mounts that may say something of CPUs."""
+    for line in _lines(root, "proc/self/mountinfo"):
+        left, _, right = line.partition(" - ")
+        fields, kinds = left.split(" "), right.split(" ")
+        if len(fields) > 4 and (kinds[0] == "cgroup2" or kinds[0] == "cgroup" and "cpu" in kinds[-1].split(",")):
+            yield kinds[0], fields[3], fields[4]
+
+
+def _quota_v2(root: str, group: str) -> float | None:
+    words = " ".join(_lines(root, f"{group}/cpu.max")).split()
+    return _ratio(words[0], words[1]) if len(words) == 2 else None
+
+
+def _quota_v1(root: str, group: str) -> float | None:
+    quota, period = (" ".join(_lines(root, f"{group}/cpu.cfs_{name}_us")) for name in ("quota", "period"))
+    return _ratio(quota, period)
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    """None without a limit: "max", -1, or what is no number."""
+    if not quota.isdecimal() or not period.isdecimal() or not int(period) or not int(quota):
+        return None
+    return int(quota) / int(period)
+
+
+def _lines(root: str, path: str) -> list[str]:
+    try:
+        with open(os.path.join(root, path)) as file:
+            return file.read().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gmploop import config
+from gmploop.core import sched
 from gmploop.loop import Loop
 
 _T = TypeVar("_T")
@@ -78,15 +79,34 @@ def run(
     poller: str | None = None,
     write_batching: bool | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    procs: int | None = None,
+    lock_main: bool = True,
+    shutdown_timeout: float | None = config.SHUTDOWN_S,
 ) -> _T:
     """Run a coroutine on a new loop and return its result: asyncio.run on gmploop.
 
-    debug: as for asyncio.run. poller, write_batching: as for new_event_loop. loop_factory makes the loop instead of new_event_loop.
-    Ctrl-C cancels `main`, as in asyncio.run; at the end the tasks left are cancelled, async generators and the
-    default executor shut down, and the loop is closed. Raises what `main` raises; ValueError or TypeError as
-    asyncio.run does for something that is no coroutine; RuntimeError inside a running loop. From any thread, though
-    only the main thread's answers Ctrl-C.
+    debug: as for asyncio.run. poller, write_batching: as for new_event_loop. loop_factory makes the loop
+    instead of new_event_loop.
+    procs: how many goroutines may run at once (None: as it is, at first GMPLOOP_PROCS or what the machine has).
+    lock_main=False: `main` is a goroutine too, and moves between threads. shutdown_timeout: seconds.
+    Ctrl-C cancels `main`, as in asyncio.run. At the end the goroutines that came from it are cancelled and waited for,
+    those that do not end in shutdown_timeout (None: no limit) logged and left; the tasks left are cancelled, async
+    generators and the default executor shut down, and the loop is closed. Raises what `main` raises; ValueError or
+    TypeError as asyncio.run does for something that is no coroutine; RuntimeError inside a running loop. From any
+    thread, though only the main thread's answers Ctrl-C.
     """
+    if procs is not None:
+        procs = config.resolve_procs(procs)
+    if not isinstance(lock_main, bool):
+        raise TypeError(f"lock_main takes True or False, not {lock_main!r}")
+    if shutdown_timeout is not None and not isinstance(shutdown_timeout, (int, float)):
+        raise TypeError(f"shutdown_timeout takes seconds or None, not {shutdown_timeout!r}")
+    if not lock_main:
+        if poller is not None or loop_factory is not None:
+            raise TypeError("poller and loop_factory are for a loop of main's own: not with lock_main=False")
+        if events._get_running_loop() is not None:
+            raise RuntimeError("gmploop.run() cannot be called from a running event loop")
+        return _run_unlocked(main, debug, procs, shutdown_timeout)
     if loop_factory is None:
         loop_factory = partial(new_event_loop, poller=poller, write_batching=write_batching)
     elif poller is not None or write_batching is not None:
@@ -99,9 +119,54 @@ def run(
     asyncio.set_event_loop(runner.get_loop())
     try:
         with runner:
-            return runner.run(main)
+            if procs is not None:
+                _goroutines().set_procs(procs)
+            try:
+                return runner.run(main)
+            finally:
+                _end_goroutines(runner.get_loop(), shutdown_timeout)
     finally:
         asyncio.set_event_loop(None)
+
+
+def _goroutines() -> Any:
+    from gmploop import goroutine  # not every program has goroutines
+
+    return goroutine
+
+
+def _end_goroutines(loop: asyncio.AbstractEventLoop, timeout: float | None) -> None:
+    if sched.procs() and not loop.is_closed():
+        loop.run_until_complete(_goroutines().end_goroutines(loop, timeout))
+
+
+def _run_unlocked(main: Any, debug: bool | None, procs: int | None, timeout: float | None) -> Any:
+    if not asyncio.iscoroutine(main):
+        raise ValueError(f"a coroutine was expected, got {main!r}")
+    goroutine = _goroutines()
+    if procs is not None:
+        goroutine.set_procs(procs)
+
+    async def in_a_world():
+        if debug is not None:
+            asyncio.get_running_loop().set_debug(debug)
+        try:
+            return await main
+        finally:
+            await goroutine.end_goroutines(asyncio.get_running_loop(), timeout)
+
+    handle = goroutine.go(in_a_world(), name="main")
+    try:
+        return handle.result()
+    except KeyboardInterrupt:
+        if handle.done():
+            raise
+        handle.cancel()
+        try:
+            handle.result()
+        except asyncio.CancelledError:
+            pass
+        raise
 
 
 def poller_name() -> str:

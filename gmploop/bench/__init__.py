@@ -2,13 +2,16 @@
 
 The modules, from the top down:
 
-    cli       command line, the order of the rounds, exit status
-    report    medians, ratios, tables, JSON
-    measure   one measurement: starts the child, and for servers the load generator, and ends both
-    rows      what there is to measure          native    compiles the two C programs     machine   cores and versions
-    micro, echo, web                            programs that run in the child, started by path
-    loops     the loops by name; what every child does first
+    cli         command line, exit status
+    run         the order of the rounds               report, plot    medians, ratios, growth, tables, JSON, PNG
+    measure     one measurement: starts the child, and for servers the load generator, and ends both
+    rows        what there is to measure              services        PostgreSQL and Redis
+    native      compiles the C programs               machine         cores and versions
+    micro, growth, echo, web, db                      programs that run in the child, started by path
+    loops       the loops and C servers by name; what every child does first
+    files       gmploop.fs beside threads, a program of its own
 
+In C: loadgen (loadgen.c, load_*.c), the load generator; echo_epoll, the server that shows the kernel's part.
 A child never imports this package, so that nothing of gmploop is loaded while another loop is measured.
 """
 

@@ -6,6 +6,7 @@ it as `gmploop.bench.loops`. So only the standard library is imported here.
 
 import asyncio
 import ctypes
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -18,9 +19,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LoopKind:
-    module: str            # which also is the first part of the loop class's `__module__`: checked in the child
+    """A loop that can be measured. A variant of one (another poller, an option) is one more entry of LOOPS."""
+
+    module: str            # the package it comes from
     factory: str
     ours: bool = True      # False: a peer that is measured where it works; its failures do not fail the run
+    options: tuple = ()    # (name, value) pairs for the factory
+    makes_factory: bool = False        # `factory` returns the factory
+    running: str = ""      # the first part of the running class's `__module__`: checked in the child; empty: `module`
+    network_only: bool = False         # only its transports are its own: left out of the rows without a server
+
+    @property
+    def class_module(self):
+        return self.running or self.module
 
 
 LOOPS = {
@@ -30,9 +41,27 @@ LOOPS = {
     "rloop": LoopKind("rloop", "new_event_loop", ours=False),
     "blazio": LoopKind("blazio", "new_event_loop", ours=False),
     "zloop": LoopKind("zloop", "new_event_loop", ours=False),
+    "aiofastnet": LoopKind("aiofastnet", "loop_factory", ours=False, makes_factory=True, running="asyncio",
+                           network_only=True),
 }
 
-C_EPOLL = "c-epoll"        # not a loop: the echo server in C, measured beside them in the echo rows
+
+@dataclass(frozen=True)
+class CServer:
+    """An echo server in C, measured beside the loops in the rows that it can serve.
+
+    `PROGRAM [-n NET] [-u PATH] [-c CERTIFICATE -k KEY] [-C CPU]` listens and prints `{"port": N}`; -n is not given for
+    "tcp". To add one: its source beside this file, and an entry here.
+    """
+
+    program: str           # PROGRAM.c
+    title: str
+    nets: tuple = ("tcp",)
+
+
+C_SERVERS = {
+    "c-epoll": CServer("echo_epoll", "C epoll", ("tcp", "unix", "udp", "tls")),
+}
 
 
 def enter_child():
@@ -68,14 +97,17 @@ def enter_child():
 def factory_of(name):
     """Import the loop called `name` and return the callable that makes one."""
     kind = LOOPS[name]
-    return getattr(importlib.import_module(kind.module), kind.factory)
+    factory = getattr(importlib.import_module(kind.module), kind.factory)
+    if kind.makes_factory:
+        return factory(**dict(kind.options))
+    return functools.partial(factory, **dict(kind.options)) if kind.options else factory
 
 
 def check_running(name):
     """Raise RuntimeError unless the running loop is of the kind called `name`; return its full class name."""
     loop_type = type(asyncio.get_running_loop())
     full_name = f"{loop_type.__module__}.{loop_type.__qualname__}"
-    if loop_type.__module__.partition(".")[0] != LOOPS[name].module:
+    if loop_type.__module__.partition(".")[0] != LOOPS[name].class_module:
         raise RuntimeError(f"{name} was asked for, but the running loop is {full_name}")
     return full_name
 

@@ -50,7 +50,7 @@ def _cpu_model():
 def describe():
     """The machine and the software as a JSON-able dict."""
     packages = {}
-    for name in ("uvicorn", "httptools", "aiohttp"):
+    for name in ("uvicorn", "httptools", "aiohttp", "websockets", "asyncpg", "redis"):
         try:
             packages[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

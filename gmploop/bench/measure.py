@@ -5,6 +5,8 @@ outright, the children die with it (on Linux).
 """
 
 import contextlib
+import dataclasses
+import functools
 import http.client
 import json
 import os
@@ -15,20 +17,36 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gmploop.bench import native
-from gmploop.bench.loops import C_EPOLL, LOOPS
+from gmploop.bench import native, rows
+from gmploop.bench.loops import C_SERVERS, LOOPS
 from gmploop.bench.machine import cores
+from gmploop.bench.services import NoService, Services
 from gmploop.bench.web import BODY
 
 HERE = Path(__file__).parent
 START_TIMEOUT_S = 30
+FIRST_CONNECTIONS = 1000
 
 
 class Failed(Exception):
     """A measurement that must not count: the reason is its text."""
+
+
+class Place(contextlib.ExitStack):
+    """What the measurements of one run share: a folder, a certificate, server programs. To be used as a context."""
+
+    def __enter__(self):
+        self.folder = self.enter_context(tempfile.TemporaryDirectory(prefix="gmploop-bench-"))
+        self.services = self.enter_context(Services())
+        return self
+
+    @functools.cached_property
+    def certificate(self):
+        return native.make_certificate(self.folder)
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,7 @@ class Settings:
     seconds: float
     warmup: float
     connections: int
+    place: Place
     cold_malloc: bool = False
 
 
@@ -77,42 +96,99 @@ def probe(loop):
 
 
 def micro(row, loop, settings):
-    """Measure a micro row; return {"value": ns/op, ...}."""
-    return _run(_child_command("micro.py", loop=loop, row=row.name, seconds=settings.seconds,
-                               cold_malloc=settings.cold_malloc),
-                START_TIMEOUT_S + 20 * settings.seconds)
+    """Measure a micro or growth row in a process of its own."""
+    return _run(_child_command("growth.py" if row.at else "micro.py", loop=loop, kind=row.kind, load=row.at,
+                               seconds=settings.seconds, cold_malloc=settings.cold_malloc),
+                START_TIMEOUT_S + 20 * settings.seconds + row.at / 10_000)
+
+
+def client(row, loop, settings):
+    """Measure a client of a real server: its own CPU time for an operation."""
+    try:
+        service = settings.place.services.where(row.service)
+    except NoService as error:
+        raise Failed(str(error)) from None
+    return _run(_child_command("db.py", loop=loop, kind=row.kind, service=service, seconds=settings.seconds,
+                               warmup=settings.warmup, cold_malloc=settings.cold_malloc),
+                START_TIMEOUT_S + 5 * (settings.seconds + settings.warmup))
+
+
+# -- servers under load ---------------------------------------------------------------------------------------------
+
+def _tls(place):
+    return dict(zip(("certificate", "key"), place.certificate))
+
+
+def _server_command(row, loop, settings, path):
+    if loop not in C_SERVERS:
+        more = {"net": row.net, "path": path, "size": row.size, **(_tls(settings.place) if row.net == "tls" else {})}
+        return _child_command("web.py" if row.part == "web" else "echo.py", loop=loop, kind=row.kind,
+                              cold_malloc=settings.cold_malloc, **more)
+    command = [native.build(C_SERVERS[loop].program, tls=row.net == "tls")]
+    if (core := cores()[0]) is not None:
+        command += ["-C", str(core)]
+    if row.net != "tcp":
+        command += ["-n", row.net, "-u", path]
+    if row.net == "tls":
+        command += ["-c", settings.place.certificate[0], "-k", settings.place.certificate[1]]
+    return command
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen
+    port: int
+    path: str              # of the Unix socket
+    said: object           # a function that tells what its stderr says
+
+    def status(self, name):
+        """A figure of /proc/PID/status, such as VmRSS (kB)."""
+        return int(re.search(rf"^{name}:\s*(\d+)", Path(f"/proc/{self.process.pid}/status").read_text(), re.M)[1])
+
+    def cpu_ns(self):
+        return time.clock_gettime_ns(~self.process.pid << 3 | 2)       # CPUCLOCK_SCHED of all its threads
+
+    def wakeups(self):
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/status")
+        return sum(int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", task.read_text(), re.M)[1]) for task in tasks)
 
 
 @contextlib.contextmanager
 def _server(row, loop, settings):
-    """Run a server for `row`; yields (process, port, a function that tells what its stderr says)."""
-    if loop == C_EPOLL:
-        core = cores()[0]
-        command = [native.build("echo_epoll"), *(["-C", str(core)] if core is not None else [])]
-    else:
-        command = _child_command("web.py" if row.group == "http" else "echo.py",
-                                 loop=loop, kind=row.kind, size=row.size, cold_malloc=settings.cold_malloc)
+    """Run a server for `row`. Whatever fails inside names the server's own error first, should it have died."""
+    path = os.path.join(settings.place.folder, "socket")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
     with tempfile.TemporaryFile("w+") as errors:
         def said():
             errors.seek(0)
             return _tail(errors.read())
 
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-                                   env=_environment(), start_new_session=True)
+        process = subprocess.Popen(_server_command(row, loop, settings, path), stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=errors, env=_environment(), start_new_session=True)
         try:
             ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
             line = process.stdout.readline() if ready else b""
             if not line:
                 late = f"the server was not ready within {START_TIMEOUT_S} s"
                 raise Failed((late if not ready else f"the server did not start, {_status(process.wait(5))}") + said())
-            yield process, json.loads(line)["port"], said
+            try:
+                yield Server(process, json.loads(line)["port"], path, said)
+            except Failed as failure:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.2)          # one that is dying needs a moment to be dead
+                died = process.poll()
+                state = "" if died is None else f"the server died, {_status(died)}: "
+                raise Failed(f"{state}{failure}{said()}") from None
+            if process.poll() is not None:
+                raise Failed(f"the server died, {_status(process.poll())}{said()}")
         finally:
             process.kill()
             process.wait()
             process.stdout.close()
 
 
-def _check_http_loop(port, loop):
+def _check_web_loop(port, loop):
     """Ask the server which loop runs its handlers."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
@@ -122,57 +198,96 @@ def _check_http_loop(port, loop):
         raise Failed(f"the server does not answer: {error!r}") from None
     finally:
         connection.close()
-    if name.partition(".")[0] != LOOPS[loop].module:
+    if name.partition(".")[0] != LOOPS[loop].class_module:
         raise Failed(f"the server runs on {name}")
 
 
-def _load_command(row, port, process, settings):
+def _load_command(row, server, settings):
+    command = [native.build("loadgen", tls=row.net == "tls"), "-m", row.mode, "-n", row.net,
+               "-P", str(server.process.pid), "-c", str(row.connections or settings.connections),
+               "-t", str(settings.seconds), "-w", str(settings.warmup), "-s", str(row.size), "-r", str(row.rate),
+               *(["-u", server.path] if row.net == "unix" else ["-p", str(server.port)])]
+    if row.mode == "http":
+        command += ["-b", BODY.decode()]
     core = cores()[1]
-    command = [native.build("loadgen"), "-p", str(port), "-P", str(process.pid), "-c", str(settings.connections),
-               "-t", str(settings.seconds), "-w", str(settings.warmup)]
-    command += ["-m", "http", "-b", BODY.decode()] if row.group == "http" else ["-m", "echo", "-s", str(row.size)]
     return command + (["-C", str(core)] if core is not None else [])
 
 
 def _load(row, loop, settings, prefix=(), attach=lambda process: contextlib.nullcontext()):
-    """Run the server under load; return what the load generator printed, and the server's RSS."""
-    with _server(row, loop, settings) as (process, port, said):
-        if row.group == "http":
-            _check_http_loop(port, loop)
-        command = [word.replace("{pid}", str(process.pid)) for word in prefix]
-        command += _load_command(row, port, process, settings)
-        try:
-            with attach(process):
+    """Run the server under load; return what the load generator printed, and the server's memory."""
+    with _server(row, loop, settings) as server:
+        if row.part == "web":
+            _check_web_loop(server.port, loop)
+        command = [word.replace("{pid}", str(server.process.pid)) for word in prefix]
+        command += _load_command(row, server, settings)
+        with attach(server.process):
+            try:
                 result = _run(command, START_TIMEOUT_S + settings.seconds + settings.warmup)
-        except Failed as failure:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)          # one that is dying needs a moment to be dead
-            died = process.poll()
-            state = "the load generator says" if died is None else f"the server died, {_status(died)}"
-            raise Failed(f"{state}: {failure}{said()}") from None
-        if process.poll() is not None:
-            raise Failed(f"the server died, {_status(process.poll())}{said()}")
-        match = re.search(r"^VmRSS:\s*(\d+)", Path(f"/proc/{process.pid}/status").read_text(), re.M)
-        return result | {"rss_kb": int(match[1])}
+            except Failed as failure:
+                raise Failed(f"the load generator says: {failure}") from None
+        if server.process.poll() is not None:
+            raise Failed("it is gone")
+        return result | {"rss_kb": server.status("VmRSS"), "peak_kb": server.status("VmHWM")}
 
 
-def server(row, loop, settings):
-    """Measure an echo or http row; return {"value": CPU µs per request, ...}."""
+def loaded(row, loop, settings):
+    """Measure a server under load: CPU time for a request, latencies, memory."""
     got = _load(row, loop, settings)
     cpu_us = got["cpu_ns"] / 1e3 / got["requests"]
     ticks = got["user_ticks"] + got["sys_ticks"]
     user_us = cpu_us * got["user_ticks"] / ticks if ticks else None
     return {
-        "value": cpu_us, "user_us": user_us, "sys_us": cpu_us - user_us if ticks else None,
+        "cpu_us": cpu_us, "user_us": user_us, "sys_us": cpu_us - user_us if ticks else None,
         "requests_per_s": got["requests"] / got["seconds"], "requests": got["requests"],
-        "cpu_share": got["cpu_ns"] / 1e9 / got["seconds"], "rss_kb": got["rss_kb"],
-        **{key: got[key] for key in ("p50_us", "p99_us", "p999_us", "max_us")},
+        "cpu_share": got["cpu_ns"] / 1e9 / got["seconds"],
+        **{key: got[key] for key in ("p50_us", "p99_us", "p999_us", "max_us", "rss_kb", "peak_kb", "resent")},
     }
+
+
+@contextlib.contextmanager
+def _held(row, server, settings):
+    """Hold the row's connections open, after one exchange on each."""
+    holder = subprocess.Popen(_load_command(row, server, settings), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        ready, _, _ = select.select([holder.stdout], [], [], START_TIMEOUT_S * 2)
+        if not ready or not holder.stdout.readline():
+            holder.kill()
+            raise Failed("the load generator says: " + (holder.stderr.read().strip() or "connecting took too long"))
+        time.sleep(settings.warmup)
+        yield
+    finally:
+        holder.kill()
+        holder.wait()
+        for pipe in (holder.stdin, holder.stdout, holder.stderr):
+            pipe.close()
+
+
+def idle(row, loop, settings):
+    """Measure a server whose connections do nothing: memory for each, CPU time and wake-ups in the meantime.
+
+    As many as 1000 connections come first, so that what a server allocates once, and an allocator gives back late, does not
+    count.
+    """
+    first = dataclasses.replace(row, connections=FIRST_CONNECTIONS)
+    with _server(row, loop, settings) as server, _held(first, server, settings):
+        before = server.status("VmRSS")
+        with _held(row, server, settings):
+            cpu, wakeups, began = server.cpu_ns(), server.wakeups(), time.perf_counter()
+            time.sleep(settings.seconds)
+            took = time.perf_counter() - began
+            return {
+                "bytes_per_connection": (server.status("VmRSS") - before) * 1024 / row.connections,
+                "cpu_us_per_s": (server.cpu_ns() - cpu) / 1e3 / took,
+                "wakeups_per_s": (server.wakeups() - wakeups) / took, "rss_kb": server.status("VmRSS"),
+            }
 
 
 def one(row, loop, settings):
     """Measure `row` on `loop` once; return a dict whose "value" is what the table shows. Raises Failed."""
-    return (micro if row.group == "micro" else server)(row, loop, settings)
+    measure = {rows.SERVER: loaded, rows.MICRO: micro, rows.CLIENT: client, rows.IDLE: idle}[row.how]
+    got = measure(row, loop, settings)
+    return {"value": got[row.shows], **got}
 
 
 # -- system calls ---------------------------------------------------------------------------------------------------

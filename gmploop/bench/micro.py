@@ -56,15 +56,15 @@ def call_soon_fanout(loop, n):
 
     The callbacks do nothing; the one that schedules schedules itself last.
     """
-    return _fan_out(loop, n, BATCH)
+    return fan_out(loop, n, BATCH)
 
 
 def call_soon_burst(loop, n):
     """The same with 10,000 at a time, so that the handles outgrow the caches and the collector sees them; op: one."""
-    return _fan_out(loop, n, UNIT)
+    return fan_out(loop, n, UNIT)
 
 
-def _fan_out(loop, n, batch):
+def fan_out(loop, n, batch):
     def nothing():
         pass
 
@@ -218,6 +218,143 @@ def queue_pingpong(loop, n):
     return loop.run_until_complete(game())
 
 
+def event_pingpong(loop, n):
+    """Two tasks wake each other in turn through two asyncio.Events; op: one wake-up."""
+    async def player(mine, other):
+        for _ in range(n // 2):
+            await mine.wait()
+            mine.clear()
+            other.set()
+
+    async def game():
+        first, second = asyncio.Event(), asyncio.Event()
+        first.set()
+        return await _timed(asyncio.gather(player(first, second), player(second, first)))
+
+    return loop.run_until_complete(game())
+
+
+def lock_handover(loop, n):
+    """Four tasks take one asyncio.Lock in turn, holding it over a sleep(0); op: one turn of one task."""
+    async def worker(lock):
+        for _ in range(n // 4):
+            async with lock:
+                await asyncio.sleep(0)
+
+    async def game():
+        lock = asyncio.Lock()
+        return await _timed(asyncio.gather(*[worker(lock) for _ in range(4)]))
+
+    return loop.run_until_complete(game())
+
+
+def spawn_await(loop, n):
+    """A task is made and awaited at once, one after the other; op: one task."""
+    async def nothing():
+        pass
+
+    async def spawner():
+        create_task = loop.create_task
+        start = now()
+        for _ in range(n):
+            await create_task(nothing())
+        return since(start)
+
+    return loop.run_until_complete(spawner())
+
+
+def task_group(loop, n):
+    """100 tasks that each sleep(0) are run in an asyncio.TaskGroup, again and again; op: one task."""
+    async def one():
+        await asyncio.sleep(0)
+
+    async def spawner():
+        start = now()
+        for _ in range(n // 100):
+            async with asyncio.TaskGroup() as group:
+                for _ in range(100):
+                    group.create_task(one())
+        return since(start)
+
+    return loop.run_until_complete(spawner())
+
+
+def task_cancel(loop, n):
+    """A task that waits for a future is cancelled and awaited; op: one task, from its making."""
+    async def wait():
+        await loop.create_future()
+
+    async def spawner():
+        create_task, sleep = loop.create_task, asyncio.sleep
+        start = now()
+        for _ in range(n):
+            task = create_task(wait())
+            await sleep(0)
+            task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError:
+                pass
+        return since(start)
+
+    return loop.run_until_complete(spawner())
+
+
+def create_future(loop, n):
+    """loop.create_future(), whose result is set and that is dropped; op: one future."""
+    def batch():
+        make = loop.create_future
+        for _ in range(BATCH):
+            make().set_result(None)
+
+    return _in_batches(loop, n, BATCH, batch)
+
+
+def timeout(loop, n):
+    """A sleep(0) in `async with asyncio.timeout(60)`; op: one such block."""
+    async def sleeper():
+        start = now()
+        for _ in range(n):
+            async with asyncio.timeout(60):
+                await asyncio.sleep(0)
+        return since(start)
+
+    return loop.run_until_complete(sleeper())
+
+
+def wait_for(loop, n):
+    """asyncio.wait_for(future, 60) where the future is done by the next turn; op: one call."""
+    async def waiter():
+        start = now()
+        for _ in range(n):
+            future = loop.create_future()
+            loop.call_soon(future.set_result, None)
+            await asyncio.wait_for(future, 60)
+        return since(start)
+
+    return loop.run_until_complete(waiter())
+
+
+def executor(loop, n):
+    """run_in_executor of a function that does nothing, one after the other, on one core; op: one call."""
+    def nothing():
+        pass
+
+    async def caller():
+        start = now()
+        for _ in range(n):
+            await loop.run_in_executor(None, nothing)
+        return since(start)
+
+    return loop.run_until_complete(caller())
+
+
+async def _timed(awaitable):
+    start = now()
+    await awaitable
+    return since(start)
+
+
 def _in_batches(loop, n, batch, do_batch):
     """Call `do_batch`, which does `batch` operations, in a callback of its own until n are done."""
     left = n // batch
@@ -237,9 +374,13 @@ def _in_batches(loop, n, batch, do_batch):
     return since(start)
 
 
-ROWS = {function.__name__.replace("_", "-"): function for function in (
-    call_soon_chain, call_soon_fanout, call_soon_burst, sleep0, spawn_gather, timer_fire, timer_cancel, threadsafe,
-    future_pingpong, queue_pingpong)}
+def named(*functions):
+    return {function.__name__.replace("_", "-"): function for function in functions}
+
+
+ROWS = named(call_soon_chain, call_soon_fanout, call_soon_burst, sleep0, spawn_gather, timer_fire, timer_cancel,
+              threadsafe, future_pingpong, queue_pingpong, event_pingpong, lock_handover, spawn_await, task_group,
+              task_cancel, create_future, timeout, wait_for, executor)
 
 
 def measure(function, loop, seconds):
@@ -247,12 +388,16 @@ def measure(function, loop, seconds):
     function(loop, UNIT)
     once_ns = max(function(loop, UNIT))
     n = max(1, round(seconds / PARTS * 1e9 / once_ns)) * UNIT
-    parts = [function(loop, n) for _ in range(PARTS)]
+    return medians([function(loop, n) for _ in range(PARTS)], n)
+
+
+def medians(parts, n):
     cpu_ns, wall_ns = (statistics.median(column) / n for column in zip(*parts))
-    return {"value": cpu_ns, "wall_ns": wall_ns, "operations": n * PARTS}
+    return {"cpu_ns": cpu_ns, "wall_ns": wall_ns, "operations": n * len(parts)}
 
 
-def main():
+def main(measure_row):
+    """Make the loop, let `measure_row(loop, settings)` run, print the JSON."""
     from loops import check_running, enter_child, factory_of
     settings = enter_child()
 
@@ -264,11 +409,11 @@ def main():
     asyncio.set_event_loop(loop)
     try:
         loop_class = loop.run_until_complete(which())
-        result = measure(ROWS[settings["row"]], loop, settings["seconds"])
+        result = measure_row(loop, settings)
     finally:
         loop.close()
     json.dump({"loop": loop_class, **result}, sys.stdout)
 
 
 if __name__ == "__main__":
-    main()
+    main(lambda loop, settings: measure(ROWS[settings["kind"]], loop, settings["seconds"]))

@@ -6,46 +6,81 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from gmploop.bench.loops import C_EPOLL
+from gmploop.bench.loops import C_SERVERS
 
-TITLES = {C_EPOLL: "C epoll"}
+TITLES = {name: server.title for name, server in C_SERVERS.items()}
 BASES = ("asyncio", "uvloop")
 SUBJECT = "gmploop"
+TOLERANCE = 1.5        # growth: what more than this is no noise, nor the usual effect of larger data; guessed
 
 
-def summarise(rounds):
-    """Medians over the rounds of one row on one loop, and the range of the value."""
+def summarise(rounds, least=False):
+    """Medians over the rounds of one row on one loop (or the round with the least value), and the value's range."""
     values = [measured["value"] for measured in rounds]
+    if least:
+        rounds = [rounds[values.index(min(values))]]
     summary = {}
     for key in rounds[0]:
-        column = [measured[key] for measured in rounds if measured[key] is not None]
+        column = [measured[key] for measured in rounds if measured.get(key) is not None]
         numeric = column and isinstance(column[0], (int, float))
         summary[key] = statistics.median(column) if numeric else column[0] if column else None
-    return summary | {"low": min(values), "high": max(values)}
+    calls = [measured["syscalls"] for measured in rounds if "syscalls" in measured]
+    return summary | ({"syscalls": calls[0]} if calls else {}) | {"low": min(values), "high": max(values)}
 
 
 def ratios(summaries):
     """For each loop, its value relative to each base's: {"gmploop": {"asyncio": 0.5, "uvloop": 0.7}, ...}."""
     return {loop: {base: summary["value"] / summaries[base]["value"]
-                   for base in BASES if base in summaries and base != loop}
+                   for base in BASES if base in summaries and base != loop and summaries[base]["value"]}
             for loop, summary in summaries.items()}
 
 
-def collect(rows, results, failures, **about):
+def collect(rows, results, failures, lacking, least=False, **about):
     """Everything as one JSON-able dict.
 
-    `results`: {row name: {loop: [measurements]}}; `failures`: [(row, loop, why)]; `about`: put in as it is.
+    `results`: {row name: {loop: [measurements]}}; `failures`: [(row, loop, why)]; `lacking`: [(row, loop)]; `least`:
+    see summarise(); `about`: put in as it is.
     """
     table = {}
     for row in rows:
-        summaries = {loop: summarise(rounds) for loop, rounds in results.get(row.name, {}).items() if rounds}
+        summaries = {loop: summarise(rounds, least) for loop, rounds in results.get(row.name, {}).items() if rounds}
         if summaries:
             table[row.name] = {
-                "group": row.group, "what": row.what, "unit": row.unit, "ratios": ratios(summaries),
+                "part": row.part, "how": row.how, "what": row.what, "unit": row.unit, "series": row.series, "at": row.at,
+                "work": row.work, "ratios": ratios(summaries),
                 "results": {loop: summary | {"rounds": results[row.name][loop]}
                             for loop, summary in summaries.items()}}
-    return about | {"schema": 1, "rows": table,
-                    "failures": [dict(zip(("row", "loop", "why"), failure)) for failure in failures]}
+    return about | {"schema": 2, "rows": table, "growth": growth(table),
+                    "failures": [dict(zip(("row", "loop", "why"), failure)) for failure in failures],
+                    "lacking": [dict(zip(("row", "loop"), one)) for one in lacking]}
+
+
+def growth(table):
+    """{series: {loop: {"costs": {load: cost}, "flagged": {load: times}}}} of the rows of `collect`.
+
+    A cost is that of one operation, for messages that of one byte. It is flagged where it is more than TOLERANCE times
+    the least of the smaller loads, and more than a C server's cost grew in the same place, which is the kernel's and
+    the machine's part.
+    """
+    series = {}
+    for row in table.values():
+        for loop, one in row["results"].items() if row["series"] else ():
+            costs = series.setdefault(row["series"], {}).setdefault(loop, {"costs": {}, "flagged": {}})["costs"]
+            costs[row["at"]] = one["value"] / row["work"]
+    for loops in series.values():
+        servers = [grown(loops[loop]["costs"]) for loop in loops if loop in C_SERVERS]
+        for loop, found in loops.items():
+            for at, times in grown(found["costs"]).items():
+                machine = max((server.get(at, 1) for server in servers), default=1) if loop not in C_SERVERS else 1
+                if times > TOLERANCE * max(1, machine):
+                    found["flagged"][at] = times
+    return series
+
+
+def grown(costs):
+    """{load: cost relative to the least cost of a smaller load}"""
+    return {at: cost / min(costs[smaller] for smaller in costs if smaller < at)
+            for at, cost in costs.items() if any(smaller < at for smaller in costs)}
 
 
 def write_json(report, path):
@@ -65,39 +100,70 @@ def _number(value):
 
 
 def _with_spread(summary):
-    half_range = (summary["high"] - summary["low"]) / 2 / summary["value"]
+    half_range = (summary["high"] - summary["low"]) / 2 / (abs(summary["value"]) or 1)
     return _number(summary["value"]) + (f" ±{half_range:.0%}" if len(summary["rounds"]) > 1 else "")
+
+
+def _title(loop):
+    return TITLES.get(loop, loop)
 
 
 def main_table(report, loops):
     """(title, header, lines): each row's value on every loop, and what ours is of stock's and uvloop's."""
     bases = [base for base in BASES if base in loops and SUBJECT in loops]
-    failed = {(failure["row"], failure["loop"]) for failure in report["failures"]}
+    absent = {(one["row"], one["loop"]): "failed" for one in report["failures"]}
+    absent |= {(one["row"], one["loop"]): "lacks" for one in report["lacking"]}
     lines = []
     for name, row in report["rows"].items():
-        cells = [_with_spread(row["results"][loop]) if loop in row["results"]
-                 else "failed" if (name, loop) in failed else "" for loop in loops]
+        cells = [_with_spread(row["results"][loop]) if loop in row["results"] else absent.get((name, loop), "")
+                 for loop in loops]
         shares = [row["ratios"].get(SUBJECT, {}).get(base) for base in bases]
         lines.append([name, row["unit"], *cells, *(f"{share:.2f}" if share else "" for share in shares)])
-    header = ["row", "unit", *(TITLES.get(loop, loop) for loop in loops), *(f"/ {base}" for base in bases)]
-    return f"medians ± half the range of the rounds; / X: {SUBJECT} relative to X; less is better", header, lines
+    header = ["row", "unit", *map(_title, loops), *(f"/ {base}" for base in bases)]
+    what = "least of the rounds" if report["settings"]["least"] else "medians"
+    return f"{what} ± half the range of the rounds; / X: {SUBJECT} relative to X; less is better", header, lines
 
 
 def server_table(report, loops):
-    """(title, header, lines): the other figures of the echo and http rows, or None if there are no such rows."""
+    """(title, header, lines): the other figures of the rows with a server or client, or None if there are none."""
+    columns = {"CPU µs": "cpu_us", "user": "user_us", "system": "sys_us", "p50 µs": "p50_us", "p99 µs": "p99_us",
+               "p99.9 µs": "p999_us", "calls": "syscalls"}
     lines = []
     for name, row in report["rows"].items():
-        for loop in loops if row["group"] != "micro" else ():
+        for loop in loops if row["how"] in ("server", "client") else ():
             if one := row["results"].get(loop):
-                calls = one.get("syscalls")
-                lines.append([name, TITLES.get(loop, loop), f"{one['requests_per_s']:,.0f}", _number(one["value"]),
-                              _number(one["user_us"]), _number(one["sys_us"]), _number(one["p50_us"]),
-                              _number(one["p99_us"]), f"{one['rss_kb'] / 1024:.0f}", _number(calls)])
-    header = ["row", "loop", "requests/s", "CPU µs/request", "user", "system", "p50 µs", "p99 µs", "RSS MB",
-              "calls/request"]
-    if lines and not any(line[-1] for line in lines):
-        header, lines = header[:-1], [line[:-1] for line in lines]
-    return ("servers", header, lines) if lines else None
+                rss = f"{one['rss_kb'] / 1024:.0f}" if "rss_kb" in one else ""
+                lines.append([name, _title(loop), f"{one['requests_per_s']:,.0f}",
+                              *(_number(one.get(key)) for key in columns.values()), rss])
+    header = ["row", "loop", "requests/s", *columns, "RSS MB"]
+    calls = header.index("calls")
+    if lines and not any(line[calls] for line in lines):
+        header, lines = (header[:calls] + header[calls + 1:], [line[:calls] + line[calls + 1:] for line in lines])
+    return ("servers and clients, for each request", header, lines) if lines else None
+
+
+def memory_table(report, loops):
+    """(title, header, lines): what idle connections cost, or None."""
+    lines = [[name, _title(loop), _number(one["value"]), _number(one["cpu_us_per_s"]), _number(one["wakeups_per_s"]),
+              f"{one['rss_kb'] / 1024:.0f}"]
+             for name, row in report["rows"].items() if row["how"] == "idle"
+             for loop in loops if (one := row["results"].get(loop))]
+    header = ["row", "loop", "bytes/connection", "CPU µs/s", "wake-ups/s", "RSS MB"]
+    return ("idle connections", header, lines) if lines else None
+
+
+def growth_table(report, loops):
+    """(title, header, lines): the series and where a cost grew more than the work, or None."""
+    lines = []
+    for series, found in report["growth"].items():
+        for loop in (loop for loop in loops if loop in found):
+            flags = ", ".join(f"{at:,}: × {times:.1f}" for at, times in found[loop]["flagged"].items())
+            costs = " → ".join(f"{at:,}: {_number(cost * 1000 if series.startswith('size') else cost)}"
+                               for at, cost in found[loop]["costs"].items())
+            lines.append([series, _title(loop), costs, flags or "ok"])
+    title = (f"load: cost of an operation (sizes: CPU ns for a byte); flagged: more than {TOLERANCE} × the least of the smaller "
+             "loads, and than what a C server's cost grew by")
+    return (title, ["series", "loop", "costs", "grows more than the work at"], lines) if lines else None
 
 
 def print_table(title, header, lines, left=1):

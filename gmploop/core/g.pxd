@@ -15,21 +15,32 @@ cdef extern from "gstate.h" nogil:
     enum: G_IDLE, G_RUNNABLE, G_RUNNING, G_BLOCKED, G_DEAD, G_NOTIFIED
     int gl_g_cas(int *, int, int)
     int gl_g_set(int *, int)
+    void gl_g_move(int *, int, int)
     int gl_g_notify(int *)
     void gl_g_clear_notified(int *)
     int gl_load_acquire(int *)
+    ctypedef struct gl_g
+    ctypedef struct gl_g:
+        int state
+        void *obj
+        void *lockedm
+        Py_ssize_t tpos
+        gl_g *all_next
 
-cdef enum:
-    POOL = 64               # handles kept for reuse by one world
+cdef extern from "world.h" nogil:
+    ctypedef struct gl_pool:
+        int n
+        PyObject **a
+    int POOL
 
 cdef class G:
     cdef gl_world w         # owner, lock, timer heap
-    cdef int state          # gstate.h; written by CAS from any thread
+    cdef gl_g s             # state word and links of the scheduler: gstate.h
     cdef gl_ring ready      # Handle pointers, and Watch pointers with bit 0 set; each a reference. Owner only
     cdef PyObject *inbox    # newest first list of Handles linked by `next`; pushed by CAS, taken whole by the owner
     cdef PyObject *taken    # what the owner took from there and has not queued yet, oldest first; mostly empty
-    cdef PyObject *pool[POOL]
-    cdef int npool
+    cdef gl_pool *pool      # handles kept for reuse: a locked world's own, or its M's while one runs it; may be NULL
+    cdef int watches        # of a world that moves: how many it has at the shared poller
     cdef object __weakref__
     cdef int push_entry(self, size_t entry) except -1
     cdef Handle enqueue(self, object callback, tuple args, object context)
@@ -42,5 +53,10 @@ cdef class G:
     cdef int drop_queues(self) except -1
     cdef int wake(self) except -1
     cdef object new_future(self)
+    cdef int run_event(self, PyObject *watch) except -1
+    cdef int run_turn(self, void *mp) except -1
+    cdef int entered(self, void *mp) except -1
+    cdef int set_timers(self, void *pp) except -1
+    cdef int post_event(self, PyObject *watch) except -1
 
 cdef int call_in(object context, PyObject *callback, PyObject *args) except -1

@@ -19,7 +19,7 @@ cimport cython
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF, PyTypeObject
 from cpython.object cimport PyObject
 from gmploop.core.handle cimport (
-    make_handle, CANCELLED, THREADSAFE, RUNNING, cancel_waits, gl_fetch_or_acq_rel, gl_fetch_and_acq_rel,
+    make_handle, CANCELLED, THREADSAFE, RUNNING, EVENT, cancel_waits, gl_fetch_or_acq_rel, gl_fetch_and_acq_rel,
     gl_timers_push, gl_timers_remove, gl_timers_free)
 
 cdef extern from "Python.h":
@@ -93,9 +93,6 @@ cdef extern from *:
 cdef class G:
     def __dealloc__(self):
         self.drop_queues()
-        while self.npool:
-            self.npool -= 1
-            Py_DECREF(<object>self.pool[self.npool])
         gl_ring_free(&self.ready)
         gl_timers_free(&self.w.timers)
 
@@ -130,9 +127,9 @@ cdef class G:
         """A new handle in the ready ring. By the owner."""
         cdef Handle h
         cdef PyObject *p
-        if self.npool:
-            self.npool -= 1
-            p = self.pool[self.npool]
+        if self.pool != NULL and self.pool.n:
+            self.pool.n -= 1
+            p = self.pool.a[self.pool.n]
             h = <Handle>p
             Py_DECREF(<object>p)
             Py_INCREF(callback)
@@ -159,7 +156,7 @@ cdef class G:
             h.next = head
             if cas_ptr(&self.inbox, head, <PyObject *>h):
                 break
-        if gl_g_notify(&self.state):
+        if gl_g_notify(&self.s.state):
             self.wake()
         return 0
 
@@ -205,6 +202,30 @@ cdef class G:
     cdef object new_future(self):
         return self.create_future()
 
+    cdef int post_event(self, PyObject *watch) except -1:
+        """Tell the world, from another thread, that a watch of its has events: run_event(watch) follows."""
+        cdef Handle h = Handle.__new__(Handle)
+        Py_INCREF(<object>watch)
+        h.callback, h.flags = watch, EVENT
+        return self.post(h)
+
+    cdef int run_event(self, PyObject *watch) except -1:
+        return 0
+
+    # -- for worlds that move between Ms
+
+    cdef int entered(self, void *mp) except -1:
+        """An M that runs another world now runs this one."""
+        return 0
+
+    cdef int run_turn(self, void *mp) except -1:
+        """One turn on this M. Returns one of moving.pxd's TURN_ values."""
+        return 0
+
+    cdef int set_timers(self, void *pp) except -1:
+        """Before it goes to sleep with timers: let this P know the earliest."""
+        return 0
+
     cdef int run_handle(self, Handle h) except -1:
         """Run a handle that was taken from the ring. A callback's error is reported, not raised, unless it must end
         the loop (SystemExit, KeyboardInterrupt)."""
@@ -212,7 +233,9 @@ cdef class G:
         cdef PyObject *args
         cdef PyObject *ctx
         h.w = NULL
-        if h.flags & CANCELLED:
+        if h.flags & (CANCELLED | EVENT):
+            if h.flags & EVENT:
+                self.run_event(h.callback)
             h.drop()
             return 0
         if h.flags & THREADSAFE and cancel_waits():
@@ -240,11 +263,11 @@ cdef class G:
         Py_DECREF(<object>cb)
         Py_DECREF(<object>args)
         Py_DECREF(<object>ctx)
-        if not h.flags and self.npool < POOL and Py_REFCNT(<PyObject *>h) == 1:
+        if not h.flags and self.pool != NULL and self.pool.n < POOL and Py_REFCNT(<PyObject *>h) == 1:
             if type(h) is Handle and not gl_has_weakrefs(h) and h.source_traceback is None:
                 Py_INCREF(h)
-                self.pool[self.npool] = <PyObject *>h
-                self.npool += 1
+                self.pool.a[self.pool.n] = <PyObject *>h
+                self.pool.n += 1
         return 0
 
 

@@ -4,7 +4,7 @@
  *   RUNNABLE ---------------------> RUNNING ------------------------> IDLE
  *      ^                               |  ^ |                          |
  *      |      more to do, P kept busy  |  | '--> BLOCKED (P handed off) |
- *      '-------------------------------'  '---------'                  |
+ *      '-------------------------------'  '---------'  got a P again     |
  *      '---------------------------------------------------------------'   post from outside, CAS
  *
  * Who owns a G:  IDLE: nobody, it may be posted to. RUNNABLE: the queue (of a locked G: its own M) that will run it.
@@ -20,6 +20,7 @@
 #include "atomics.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/types.h>
 
 enum { G_IDLE = 0, G_RUNNABLE = 1, G_RUNNING = 2, G_BLOCKED = 3, G_DEAD = 4, G_STATES = 5, G_NOTIFIED = 16 };
 
@@ -28,7 +29,7 @@ static const unsigned char gl_g_legal[G_STATES][G_STATES] = {
     /* IDLE     */ { 0,   1,       0,      0,      1 },
     /* RUNNABLE */ { 0,   0,       1,      0,      1 },
     /* RUNNING  */ { 1,   1,       0,      1,      1 },
-    /* BLOCKED  */ { 1,   1,       0,      0,      1 },
+    /* BLOCKED  */ { 1,   1,       1,      0,      1 },
     /* DEAD     */ { 0,   0,       0,      0,      0 },
 };
 
@@ -71,5 +72,34 @@ static inline int gl_g_notify(int *state) {
             return to == G_RUNNABLE;
     }
 }
+
+/* By the runner: from one running state to another; a notification stays. */
+static inline void gl_g_move(int *state, int from, int to) {
+    int s = gl_load_acquire(state);
+    gl_g_check(from, to);
+    while (!__atomic_compare_exchange_n(state, &s, to | (s & G_NOTIFIED), 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) ;
+}
+
+/* What the scheduler keeps of a G that may move: it is queued by this, and its M gets from here to the world.
+ *
+ * state     any thread, as above
+ * next      whoever holds the queue or chain in which the G stands
+ * twhen, tp the M that runs it; `tp` is the P in whose heap of timers it stands, or stood, with deadline `twhen`
+ * tpos      its index there, -1 outside: under the lock of that heap
+ * lockedm   the M that alone may run it (lock_os_thread), or NULL: the M that runs it
+ */
+typedef struct gl_m gl_m;
+
+typedef struct gl_g {
+    int state;
+    int list;                   /* which list of all Gs it is in */
+    struct gl_g *next;
+    struct gl_p *tp;
+    ssize_t tpos;
+    double twhen;
+    struct gl_m *lockedm;
+    void *obj;                  /* the G's object; one reference is the scheduler's, from go() to death */
+    struct gl_g *all_next, *all_prev;
+} gl_g;
 
 #endif

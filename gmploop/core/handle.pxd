@@ -34,6 +34,8 @@ cdef enum:
     CANCELLED = 1       # set by cancel() from any thread; the runner skips the callback
     THREADSAFE = 2      # made by call_soon_threadsafe()
     RUNNING = 4         # set by the runner on a THREADSAFE handle while the callback runs
+    WHOLE = 32          # a timer whose deadline was given as an int, and is given back as one
+    EVENT = 16          # no callback: a watch with events stands in its place, without args and context
     LOCKED = 8          # free-threaded builds: somebody reads or takes callback, args, context
 
 cdef class Handle:
@@ -58,6 +60,7 @@ cdef class Handle:
 cdef class TimerHandle(Handle):
     cdef double when_
     cdef Py_ssize_t pos             # index in the heap, -1 outside
+    cdef object deadline(self)
 
 cdef bint cancel_waits()
 cdef Handle make_handle(object callback, tuple args, object context)

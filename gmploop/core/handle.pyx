@@ -104,8 +104,8 @@ cdef class Handle:
         cdef PyObject *ctx
         if self.take(&cb, &args, &ctx):
             Py_DECREF(<object>cb)
-            Py_DECREF(<object>args)
-            Py_DECREF(<object>ctx)
+            Py_XDECREF(args)
+            Py_XDECREF(ctx)
         return 0
 
     cdef int do_cancel(self) except -1:
@@ -224,11 +224,14 @@ cdef class TimerHandle(Handle):
 
     def when(self):
         """The deadline, in seconds on the loop's clock."""
-        return self.when_
+        return self.deadline()
+
+    cdef object deadline(self):
+        return int(self.when_) if self.flags & WHOLE else self.when_
 
     @property
     def _when(self):
-        return self.when_
+        return self.deadline()
 
     @property
     def _scheduled(self):
@@ -236,7 +239,7 @@ cdef class TimerHandle(Handle):
 
     def _repr_info(self):
         info = Handle._repr_info(self)
-        info.insert(2 if self.flags & CANCELLED else 1, f"when={self.when_}")
+        info.insert(2 if self.flags & CANCELLED else 1, f"when={self.deadline()}")
         return info
 
     def __hash__(self):

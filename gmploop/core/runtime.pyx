@@ -13,13 +13,13 @@ cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
-from libc.math cimport isnan, INFINITY
+from libc.math cimport isinf, isnan, INFINITY
+from libc.stdlib cimport calloc, free
 from gmploop.core.handle cimport (
-    Handle, TimerHandle, THREADSAFE, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
+    Handle, TimerHandle, THREADSAFE, WHOLE, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
     GL_TICKS_LITTLE, gl_lock, gl_unlock)
 from gmploop.core.g cimport (
-    gl_ring_len, gl_ring_pop, gl_g_cas, gl_g_set, gl_g_clear_notified, G_IDLE, G_RUNNABLE,
-    G_RUNNING)
+    gl_ring_len, gl_ring_pop, gl_g_cas, gl_g_set, gl_g_clear_notified, gl_pool, G_IDLE, G_RUNNABLE, G_RUNNING)
 from gmploop.core.poller cimport Watch, uint32_t
 from gmploop.core.stream cimport SocketTransport
 from gmploop.core.fdwatch cimport SockOp
@@ -94,6 +94,16 @@ cdef class LoopCore(G):
         self.poller = Backend(self)
         if write_batching:
             self.poller.batch_writes()
+        self.pool = <gl_pool *>calloc(1, sizeof(gl_pool))
+
+    def __dealloc__(self):
+        # Of a world that moves it is its M's, and NULL here.
+        if self.pool != NULL:
+            while self.pool.n:
+                self.pool.n -= 1
+                Py_DECREF(<object>self.pool.a[self.pool.n])
+            free(self.pool)
+            self.pool = NULL
 
     def _use_own_clock(self):
         self.custom_time = True
@@ -138,16 +148,16 @@ cdef class LoopCore(G):
         if self.poller.forked() and not gl_load_relaxed(&self.w.owner):
             self.poller.after_fork()
         self.own()
-        gl_g_cas(&self.state, G_IDLE, G_RUNNABLE)       # fails when a post has done it
-        gl_g_set(&self.state, G_RUNNING)
+        gl_g_cas(&self.s.state, G_IDLE, G_RUNNABLE)       # fails when a post has done it
+        gl_g_set(&self.s.state, G_RUNNING)
         gl_fence_seq_cst()                              # as after a poll: the first look at the inbox stays behind it
         self.skip = self.skipped = self.empty_polls = 0
         return 0
 
     cdef int leave(self) except -1:
         self.poller.flush()
-        if not gl_g_cas(&self.state, G_RUNNING, G_IDLE):
-            gl_g_set(&self.state, G_RUNNABLE)       # there is a post that no turn has seen
+        if not gl_g_cas(&self.s.state, G_RUNNING, G_IDLE):
+            gl_g_set(&self.s.state, G_RUNNABLE)       # there is a post that no turn has seen
         return self.disown()
 
     def _forked(self):
@@ -275,6 +285,8 @@ cdef class LoopCore(G):
         if context is None:
             context = PyContext_CopyCurrent()
         h = make_timer(deadline, callback, args, context)
+        if type(when) is int and not isinf(deadline):
+            h.flags = WHOLE
         # NaN compares with nothing: on stock such a timer waits behind all others.
         key = INFINITY if isnan(deadline) else deadline
         if gl_world_mine(&self.w):
@@ -408,17 +420,17 @@ cdef class LoopCore(G):
             raise RuntimeError("the loop's constructor has not run")
         if self.poller.forked():
             raise RuntimeError(f"{self!r} was running when the process forked: it goes on in the parent only")
-        if delay_ns and not gl_g_cas(&self.state, G_RUNNING, G_IDLE):
+        if delay_ns and not gl_g_cas(&self.s.state, G_RUNNING, G_IDLE):
             # A post came after the inbox was looked at.
             delay_ns = 0
-            gl_g_clear_notified(&self.state)
+            gl_g_clear_notified(&self.s.state)
             self.drain_inbox()
         if delay_ns:
             try:
                 n = self.poller.poll(delay_ns)
             finally:
-                gl_g_cas(&self.state, G_IDLE, G_RUNNABLE)
-                gl_g_set(&self.state, G_RUNNING)
+                gl_g_cas(&self.s.state, G_IDLE, G_RUNNABLE)
+                gl_g_set(&self.s.state, G_RUNNING)
                 gl_fence_seq_cst()          # with the poster's CAS on the inbox: it sees RUNNING, or we see its post
                 self.drain_inbox()
         else:

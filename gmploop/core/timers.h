@@ -7,6 +7,7 @@
 #ifndef GMPLOOP_TIMERS_H
 #define GMPLOOP_TIMERS_H
 
+#include "atomics.h"
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +30,7 @@ static inline int gl_timer_before(const gl_timer *x, const gl_timer *y) {
     return x->when < y->when || (x->when == y->when && x->seq < y->seq);
 }
 
-static inline void gl_timers_put(gl_timers *h, size_t i, gl_timer t) { h->a[i] = t; *t.pos = (ssize_t)i; }
+static inline void gl_timers_put(gl_timers *h, size_t i, gl_timer t) { h->a[i] = t; gl_store_relaxed(t.pos, (ssize_t)i); }
 
 static inline void gl_timers_up(gl_timers *h, size_t i, gl_timer t) {
     while (i > 0) {
@@ -71,7 +72,7 @@ static inline int gl_timers_push(gl_timers *h, double when, void *item, ssize_t 
 /* Takes out the entry at index i and returns its item. */
 static inline void *gl_timers_remove(gl_timers *h, size_t i) {
     gl_timer gone = h->a[i], last = h->a[--h->n];
-    *gone.pos = -1;
+    gl_store_relaxed(gone.pos, -1);
     if (i < h->n) {
         if (i > 0 && gl_timer_before(&last, &h->a[(i - 1) >> 2])) gl_timers_up(h, i, last);
         else gl_timers_down(h, i, last);

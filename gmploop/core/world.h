@@ -23,6 +23,16 @@ typedef struct {
     gl_timers timers;
 } gl_world;
 
+enum { POOL = 64 };         /* handles kept for reuse by a locked world, or by an M for the worlds that it runs */
+
+typedef struct {
+    int n;
+    struct _object *a[POOL];
+} gl_pool;
+
+/* `owner` of a world that moves, while no M runs it: nobody's identity, and not "nobody runs it" either. */
+#define GL_BETWEEN_MS 1UL
+
 static inline int gl_world_mine(gl_world *w) {
     return gl_load_relaxed(&w->owner) == PyThread_get_thread_ident();
 }

@@ -288,3 +288,12 @@ def test_zero_delays_do_not_starve_the_loop(run):
         handle.cancel()
         assert count > 3
     run(main())
+
+
+def test_a_deadline_given_as_a_whole_number_stays_one(loop):
+    """Programs look at it: aiohttp rounds its time-outs up."""
+    deadline = int(loop.time()) + 1000
+    handle = loop.call_at(deadline, print)
+    assert (handle.when(), type(handle.when())) == (deadline, int)
+    assert f"when={deadline}" in repr(handle)
+    assert type(loop.call_at(float(deadline), print).when()) is float

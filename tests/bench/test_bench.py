@@ -1,5 +1,6 @@
 """The suite runs, its JSON holds what it should, and it notices servers that lie or die. No figure is asserted."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ import threading
 
 import pytest
 
-from gmploop.bench import native
+from gmploop.bench import micro, native, report, rows, services
 
 pytestmark = pytest.mark.timeout(90)
 needs_echo = pytest.mark.skipif(
@@ -43,7 +44,139 @@ def test_rows_of_both_kinds_are_measured(tmp_path):
         assert all(value > 0 for value in values.values())
         assert row["ratios"]["gmploop"]["asyncio"] == pytest.approx(values["gmploop"] / values["asyncio"])
     echo = report["rows"]["echo-protocol-1k"]["results"]["gmploop"]
-    assert echo["requests"] > 0 and 0 < echo["p50_us"] <= echo["p99_us"] <= echo["max_us"]
+    assert echo["requests"] > 0 and 0 < echo["p50_us"] <= echo["p99_us"] <= echo["p999_us"] <= echo["max_us"]
+
+
+def quick(*arguments, tmp_path):
+    """Run some rows on gmploop alone, check that all of them were printed, and return the JSON."""
+    path = tmp_path / "figures.json"
+    done = bench(*arguments, "--quick", "--seconds", "0.05", "--loops", "gmploop,c-epoll", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(path.read_text())
+    assert report["rows"] and report["failures"] == []
+    for name, row in report["rows"].items():
+        assert name in done.stdout
+        assert row["results"]["gmploop"]["value"] is not None
+    return report | {"stdout": done.stdout}
+
+
+@needs_echo
+def test_network_parts(tmp_path):
+    names = ("unix-protocol", "unix-streams", "unix-sock", "udp-protocol-64", "udp-sock", "accept-streams", "latency-streams-10k")
+    rows = quick(*names, "--connections", "5", tmp_path=tmp_path)["rows"]
+    assert {row["part"] for row in rows.values()} == {"unix", "udp", "accept", "latency"}
+    assert all("c-epoll" in row["results"] for row in rows.values())
+    assert rows["latency-streams-10k"]["results"]["gmploop"]["requests_per_s"] < 10_500 * 1.5
+
+
+@needs_echo
+def test_tls_part(tmp_path):
+    if missing := native.tls_missing():
+        pytest.skip(missing)
+    rows = quick("tls-protocol-1k", "tls-streams-100k", "tls-handshake", "--connections", "5", tmp_path=tmp_path)["rows"]
+    assert len(rows) == 3 and all("c-epoll" in row["results"] for row in rows.values())
+
+
+@needs_echo
+@pytest.mark.parametrize("server, package", [("ws-websockets", "websockets"), ("ws-uvicorn", "uvicorn"),
+                                             ("ws-aiohttp", "aiohttp")])
+def test_websocket_servers(server, package, tmp_path):
+    pytest.importorskip("websockets")
+    pytest.importorskip(package)
+    quick(server, "--connections", "3", tmp_path=tmp_path)
+
+
+@needs_echo
+@pytest.mark.parametrize("service, package", [("postgresql", "asyncpg"), ("redis", "redis")])
+def test_databases(service, package, tmp_path):
+    pytest.importorskip(package)
+    if missing := services.missing(service):
+        pytest.skip(missing)
+    rows = quick(f"db-{package}", tmp_path=tmp_path)["rows"]
+    assert len(rows) == 2 and all(row["results"]["gmploop"]["requests"] > 0 for row in rows.values())
+
+
+def test_a_service_that_is_not_there_is_left_out_with_a_word(monkeypatch, tmp_path):
+    monkeypatch.setattr(services, "PROGRAMS", {"redis": ("no-such-program",)})
+    services.missing.cache_clear()
+    row = rows.select(["db-redis"])[0]
+    if row.missing_package():
+        pytest.skip("redis is not installed")
+    assert "no-such-program" in rows.cannot(row, 50, native.tls_missing, services.missing)
+    services.missing.cache_clear()
+
+
+@pytest.mark.parametrize("name", list(micro.ROWS))
+def test_micro_rows_carry_out_what_they_count(name):
+    loop = asyncio.new_event_loop()
+    try:
+        cpu_ns, wall_ns = micro.ROWS[name](loop, 1000)
+    finally:
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+    assert cpu_ns > 0 and wall_ns > 0
+
+
+@needs_echo
+def test_growth_part(tmp_path):
+    names = ("growth-connections-protocol", "growth-size-streams", "growth-timers", "growth-tasks", "growth-task-among")
+    report = quick(*names, tmp_path=tmp_path)
+    assert set(report["growth"]) == {"connections-protocol", "size-streams", "timers", "tasks", "task-among"}
+    assert set(report["growth"]["connections-protocol"]) == {"gmploop", "c-epoll"}
+    assert "grows more than the work" in report["stdout"]
+
+
+@needs_echo
+def test_memory_part(tmp_path):
+    rows = quick("memory-protocol-1000", "memory-streams-1000", tmp_path=tmp_path)["rows"]
+    for row in rows.values():
+        result = row["results"]["gmploop"]
+        assert result["bytes_per_connection"] < 100_000
+        assert result["wakeups_per_s"] >= 0 and result["cpu_us_per_s"] >= 0
+
+
+def series(costs):
+    return {f"s-{at}": {"series": "s", "at": at, "work": 1, "results": {loop: {"value": cost} for loop, cost in by.items()}}
+            for at, by in costs.items()}
+
+
+@pytest.mark.parametrize("ours, server, flagged", [
+    ((9, 3, 3, 3.5), (1, 1, 1, 1), {}),
+    ((9, 3, 3, 6), (1, 1, 1, 1), {1000: 2}),
+    ((9, 3, 3, 6), (1, 1, 1, 2), {}),               # the machine's part
+    ((9, 3, 6, 9), (1, 1, 1, 2), {100: 2}),
+])
+def test_costs_that_grow_more_than_the_work_are_flagged(ours, server, flagged):
+    loads = (1, 10, 100, 1000)
+    table = series({at: {"gmploop": a, "c-epoll": b} for at, a, b in zip(loads, ours, server)})
+    assert report.growth(table)["s"]["gmploop"]["flagged"] == flagged
+
+
+def test_least_of_the_rounds():
+    rounds = [{"value": 3, "rss": 1}, {"value": 2, "rss": 5}, {"value": 9, "rss": 9}]
+    assert report.summarise(rounds) == {"value": 3, "rss": 5, "low": 2, "high": 9}
+    assert report.summarise(rounds, least=True) == {"value": 2, "rss": 5, "low": 2, "high": 9}
+
+
+@needs_echo
+def test_what_a_loop_does_not_implement_is_no_failure(tmp_path):
+    (tmp_path / "uvloop.py").write_text(
+        "import asyncio\n"
+        "class Loop(asyncio.SelectorEventLoop):\n"
+        "    async def create_datagram_endpoint(self, *args, **kwargs):\n"
+        "        raise NotImplementedError\n"
+        "new_event_loop = Loop\n")
+    done = bench("udp-protocol-1k", "--quick", "--loops", "asyncio,uvloop", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "lacks" in done.stdout
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "figures.png"
+    done = bench("sleep0", "growth-callbacks", "--quick", "--loops", "asyncio,gmploop", "--plot", str(path))
+    assert done.returncode == 0, done.stderr
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and path.stat().st_size > 10_000
 
 
 @needs_echo
@@ -64,7 +197,7 @@ def test_http_servers(server):
 
 
 @pytest.mark.parametrize("arguments, names", [
-    (["no-such-row"], ["no-such-row", "call-soon-chain", "echo-protocol-1k"]),
+    (["no-such-row"], ["no-such-row", "call-soon-chain", "echo-protocol-1k", "growth"]),
     (["--loops", "no-such-loop"], ["no-such-loop", "asyncio", "gmploop"]),
     (["--rounds", "0"], ["--rounds", "'0'"]),
     (["--seconds", "nan"], ["--seconds", "'nan'"]),
@@ -131,6 +264,7 @@ def http_reply(body, status=b"200 OK"):
     ("echo", flip_last_bit, 4, "differ"),
     ("echo", lambda data: data + b"x", 4, "more bytes"),
     ("echo", lambda data: None, 5, "closed by the server"),
+    ("ws", lambda data: http_reply(b"plain"), 4, "not upgraded"),
     ("http", lambda data: http_reply(b"right"), 0, ""),
     ("http", lambda data: http_reply(b"wrong"), 4, "body differs"),
     ("http", lambda data: http_reply(b"right") + b"!", 4, "body differs"),

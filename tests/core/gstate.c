@@ -34,7 +34,7 @@ static void test_plain(void) {
 
 /* The table says what the diagram at its head says, and nothing leaves DEAD. */
 static void test_table(void) {
-    const char *legal[G_STATES] = { "RD", "rD", "IRBD", "IRD", "" };     /* where IDLE ... DEAD may go */
+    const char *legal[G_STATES] = { "RD", "rD", "IRBD", "IRrD", "" };     /* where IDLE ... DEAD may go */
     const char letters[] = "IRrBD";             /* IDLE, RUNNABLE, RUNNING, BLOCKED, DEAD */
     for (int from = 0; from < G_STATES; from++)
         for (int to = 0; to < G_STATES; to++)

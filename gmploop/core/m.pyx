@@ -1,0 +1,363 @@
+# cython: language_level=3, freethreading_compatible=True, binding=True
+"""Ms: the threads that carry worlds which move.
+
+An M is a native thread with a Python thread state for life. It is attached while it runs turns, and detached while it
+looks for work, waits in the poller or is parked: so it holds no GIL then, and no stop of the world waits for it.
+It loops: find a runnable G, run one turn of it, put it where it belongs. A turn runs with the P INCALL: sysmon, or the
+callback itself (blocking()), may take the P away meanwhile, which is noticed by the CAS that goes back (gl_enter()).
+
+What hangs on the thread and must follow the world: the running loop, set when the M enters another world, dropped
+before it looks for work; the hooks of async generators (see AgenHook); the pool of handles. Signals are blocked in Ms:
+the main thread takes them.
+"""
+cimport cython
+import asyncio
+import sys
+import threading
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+from libc.stdlib cimport calloc
+from gmploop.core.g cimport (
+    G, gl_g, gl_pool, gl_g_cas, gl_g_set, gl_g_move, gl_load_acquire, G_IDLE, G_RUNNABLE, G_RUNNING, G_BLOCKED, G_DEAD)
+from gmploop.core.netpoll cimport dispatch
+from gmploop.core.sched cimport *
+from gmploop.core import netpoll, sched as sched_module, sysmon
+
+cdef extern from *:
+    """
+    #include "scheduler.h"
+    #include <signal.h>
+    #ifdef __linux__
+    #include <sys/prctl.h>
+    #endif
+    static void gl_name_thread(gl_m *mp) {
+        char name[16];
+        snprintf(name, sizeof name, "gmploop-M%d", mp->id);
+    #if defined(__linux__)
+        prctl(PR_SET_NAME, name, 0, 0, 0);
+        mp->tid = (int)syscall(SYS_gettid);
+    #elif defined(__APPLE__)
+        pthread_setname_np(name);
+    #endif
+    }
+    static void (*gl_m_main)(gl_m *mp);
+    static void *gl_thread(void *arg) {
+        gl_name_thread((gl_m *)arg);
+        gl_m_main((gl_m *)arg);
+        return NULL;
+    }
+    /* Detached, all signals blocked, with a stack as the main thread usually has. */
+    static int gl_thread_start(gl_m *mp) {
+        pthread_t thread;
+        pthread_attr_t attr;
+        sigset_t all, before;
+        int r;
+        pthread_attr_init(&attr);
+        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+        pthread_attr_setstacksize(&attr, 8 << 20);
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        r = pthread_create(&thread, &attr, gl_thread, mp);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attr);
+        return r ? -1 : 0;
+    }
+    static void gl_add_u32(uint32_t *p) { gl_store_relaxed(p, *p + 1); }
+    static void gl_set_owner(unsigned long *p, unsigned long v) { gl_store_relaxed(p, v); }
+    #define GL_NOBODYS 1UL      /* GL_BETWEEN_MS of world.h */
+    """
+    int gl_thread_start(gl_m *) noexcept nogil
+    void gl_add_u32(uint32_t *) noexcept nogil
+    void gl_set_owner(unsigned long *, unsigned long) noexcept nogil
+    unsigned long GL_NOBODYS
+    void (*gl_m_main)(gl_m *) noexcept nogil
+
+cdef extern from "pythread.h":
+    unsigned long PyThread_get_thread_ident()
+
+cdef extern from "atomics.h" nogil:
+    int load_int "gl_load_relaxed"(int *)
+    void store_int "gl_store_relaxed"(int *, int)
+    size_t load_size "gl_load_relaxed"(size_t *)
+
+cdef enum:
+    TURNS = 61              # in a row without a look at the global queue and the poller; Go's schedtick interval
+    TURN_IDLE = 0
+    TURN_MORE = 1
+    TURN_DEAD = 2
+
+cdef object set_running_loop = asyncio._set_running_loop
+cdef gl_sched *S = sched()
+S.start_thread = gl_thread_start
+
+# Injected by gmploop.world: the number of Ps to begin with, and tunables.
+cdef object prepare = None
+
+
+def configure(before_start):
+    """Set what is called before the first P is made; it returns how many there shall be."""
+    global prepare
+    prepare = before_start
+
+
+def start_default():
+    """Start the runtime with the default number of Ps, unless it runs."""
+    start(None)
+
+
+start_lock = threading.Lock()
+
+
+def start(procs):
+    """Start the runtime with `procs` Ps (None: as configured), unless it runs; then change the number, if one is given."""
+    with start_lock:
+        if S.procs == 0:
+            n = prepare(procs)
+            netpoll.open_shared()
+            sched_module.set_procs(n)
+            sysmon.start()
+        elif procs is not None and procs != S.procs:
+            sched_module.set_procs(procs)
+
+
+cdef void m_main(gl_m *mp) noexcept nogil:
+    with gil:
+        try:
+            begin_thread(mp)
+            run(mp)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        set_current_m(NULL)
+
+
+gl_m_main = m_main
+
+
+cdef int begin_thread(gl_m *mp) except -1:
+    set_current_m(mp)
+    mp.ident = PyThread_get_thread_ident()
+    mp.pool = calloc(1, sizeof(gl_pool))
+    mp.p, mp.nextp = mp.nextp, NULL
+    gl_m_set(mp, M_SPINNING if mp.spinning else M_RUNNING)
+    threading.current_thread().name = f"gmploop-M{mp.id}"
+    sys.set_asyncgen_hooks(firstiter=first_iteration)
+    renew_hook(mp)
+    if threading.gettrace() is not None:
+        sys.settrace(threading.gettrace())
+    if threading.getprofile() is not None:
+        sys.setprofile(threading.getprofile())
+    return 0
+
+
+cdef int run(gl_m *mp) except -1:
+    """Find and run Gs until the scheduler stops."""
+    cdef gl_g *gp = NULL
+    cdef int what, n = 0
+    while True:
+        if mp.lockedg != NULL:
+            drop_loop(mp)
+            with nogil:
+                gl_park_locked(S, mp)
+            if mp.nextg == NULL:
+                return 0                    # the scheduler stops
+            gp, mp.nextg = mp.nextg, NULL
+            execute(mp, gp)
+            continue
+        if mp.p != NULL and mp.p.schedtick % TURNS == 0:
+            n = gl_look_in_poller(S, mp)
+            if n > 0:
+                tell_worlds(mp, n)
+        gp = NULL
+        if mp.p != NULL and mp.p.id < S.procs and not S.stopping:
+            gp = gl_next(S, mp)
+        if gp != NULL:
+            gl_spin_found(S, mp)
+        else:
+            drop_loop(mp)
+            with nogil:
+                what = gl_find(S, mp, &gp, &n)
+            if what == GL_STOP:
+                return 0
+            if what == GL_GOT_EVENTS:
+                tell_worlds(mp, n)
+                continue
+        if gp.lockedm != NULL and gp.lockedm != mp:
+            gl_give_to_locked(mp, gp)
+            continue
+        execute(mp, gp)
+
+
+cdef int drop_loop(gl_m *mp) except -1:
+    """Nothing shall hold the last world while the thread waits."""
+    if mp.last != NULL:
+        mp.last = NULL
+        set_running_loop(None)
+    return 0
+
+
+cdef int tell_worlds(gl_m *mp, int n) except -1:
+    if mp.p != NULL:
+        gl_leave(mp, mp.p)
+    try:
+        dispatch(mp, n)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    if mp.p != NULL:
+        gl_enter(mp)
+    return 0
+
+
+cdef int execute(gl_m *mp, gl_g *gp) except -1:
+    """Turns of one G, and where it goes then."""
+    cdef G g = <G>gp.obj
+    cdef gl_p *pp = mp.p
+    cdef int turns = 0, r
+    gl_g_set(&gp.state, G_RUNNING)
+    mp.curg = gp
+    gl_set_owner(&g.w.owner, mp.ident)
+    g.pool = <gl_pool *>mp.pool
+    if mp.last != gp:
+        mp.last = gp
+        g.entered(mp)
+        if mp.hook_world != NULL and mp.hook_world != <void *>g:
+            renew_hook(mp)
+    while True:
+        gl_add_u32(&pp.schedtick)
+        gl_add_u32(&mp.turns)
+        pp.n.runs += 1
+        gl_share(S, pp)
+        store_int(&mp.preempt, 0)
+        gl_leave(mp, pp)
+        try:
+            r = g.run_turn(mp)
+        except BaseException:
+            r = TURN_MORE
+            sys.excepthook(*sys.exc_info())
+        if mp.blocked:                      # an await within syscall()
+            mp.blocked = 0
+            gl_g_move(&gp.state, G_BLOCKED, G_RUNNING)
+        if r == TURN_DEAD:
+            return bury(mp, gp, g)
+        if r == TURN_IDLE and g.w.timers.n:
+            g.set_timers(mp.p)
+        pp = gl_enter(mp)
+        turns += 1
+        if pp == NULL or r == TURN_IDLE or turns == TURNS or gl_runq_len(&pp.q) or load_size(&S.qsize):
+            break
+    return put_away(mp, gp, g, r)
+
+
+cdef int put_away(gl_m *mp, gl_g *gp, G g, int r) except -1:
+    """After a turn: to sleep, or to the end of a queue. What is not running any more belongs to others at once."""
+    mp.curg = NULL
+    g.pool = NULL
+    gl_add_u32(&mp.turns)
+    gl_set_owner(&g.w.owner, GL_NOBODYS)
+    if r == TURN_IDLE and gl_g_cas(&gp.state, G_RUNNING, G_IDLE):
+        return 0
+    gl_g_set(&gp.state, G_RUNNABLE)
+    if gp.lockedm == mp:
+        gl_ready(S, NULL, gp, False)
+    else:
+        gl_requeue(S, mp, gp)
+    return 0
+
+
+cdef int bury(gl_m *mp, gl_g *gp, G g) except -1:
+    """The world is over; what its last reference takes with it is still part of the turn."""
+    if mp.lockedg == gp:
+        mp.lockedg, mp.locks = NULL, 0
+    g.pool = NULL
+    gl_g_set(&gp.state, G_DEAD)
+    gl_set_owner(&g.w.owner, 0)
+    mp.curg = NULL
+    mp.last = NULL
+    Py_DECREF(g)
+    g = None
+    set_running_loop(None)
+    gl_add_u32(&mp.turns)
+    gl_enter(mp)
+    return 0
+
+
+def threads():
+    """The Ms that live: thread identity -> name."""
+    cdef int i
+    return {S.allm[i].ident: f"gmploop-M{S.allm[i].id}" for i in range(S.nm)
+            if S.allm[i].state != M_DEAD and S.allm[i].ident}
+
+
+# -- async generators
+
+@cython.final
+cdef class AgenHook:
+    """A thread's finaliser of async generators: bound to the world that first iterated one under it.
+
+    The interpreter notes the thread's finaliser in a generator before it tells anybody of the first iteration. So a
+    thread's hook is nobody's until then, and becomes the world's; before another world runs on the thread, it gets a
+    new one. Worlds without async generators cost nothing.
+    """
+    cdef object world
+
+    def __call__(self, agen):
+        if self.world is not None:
+            self.world._asyncgen_finalizer_hook(agen)
+
+
+cdef int renew_hook(gl_m *mp) except -1:
+    mp.hook_world = NULL
+    sys.set_asyncgen_hooks(finalizer=AgenHook())
+    return 0
+
+
+def first_iteration(agen):
+    """The firstiter hook of each M."""
+    world = asyncio._get_running_loop()
+    cdef AgenHook hook = sys.get_asyncgen_hooks().finalizer
+    if hook.world is None:
+        hook.world = world
+        current_m().hook_world = <void *>world
+    world._asyncgen_firstiter_hook(agen)
+
+
+# -- what a callback may ask of its M
+
+def enter_blocking():
+    """The callback is going to block: give the P away now. Returns whether this thread is an M in a callback."""
+    cdef gl_m *mp = current_m()
+    if mp == NULL or mp.curg == NULL:
+        return False
+    mp.blocked += 1
+    if mp.blocked == 1:
+        gl_g_move(&mp.curg.state, G_RUNNING, G_BLOCKED)
+        with nogil:
+            gl_give_away(S, mp)
+    return True
+
+
+def leave_blocking():
+    """The callback goes on: with a P, if one is idle, else without."""
+    cdef gl_m *mp = current_m()
+    if mp == NULL or mp.blocked == 0:       # awaited meanwhile: the turn has ended that
+        return
+    mp.blocked -= 1
+    if mp.blocked:
+        return
+    gl_g_move(&mp.curg.state, G_BLOCKED, G_RUNNING)
+    if mp.p == NULL and gl_take_idle(S, mp) != NULL:
+        gl_add_u32(&mp.p.schedtick)
+        store_int(&mp.preempt, 0)
+        gl_leave(mp, mp.p)
+
+
+def lock_thread(int n):
+    """Tie the running G to its M (n 1), or take one tie back (-1). Returns whether this thread is an M in a callback."""
+    cdef gl_m *mp = current_m()
+    if mp == NULL or mp.curg == NULL:
+        return False
+    if mp.locks + n < 0:
+        raise RuntimeError("unlock_os_thread() without lock_os_thread()")
+    mp.locks += n
+    mp.lockedg = mp.curg if mp.locks else NULL
+    mp.curg.lockedm = <void *>mp if mp.locks else NULL
+    return True

@@ -1,0 +1,11 @@
+from gmploop.core.sched cimport gl_m
+from gmploop.core.handle cimport gl_spinlock
+from gmploop.core.poller cimport Poller, Watch, uint32_t, int64_t
+
+cdef class SharedPoller(Poller):
+    cdef gl_spinlock lock           # guards the table
+    cdef Watch swap(self, int fd, Watch w)
+    cdef int close_watches_of(self, object world) except -1
+
+cdef SharedPoller shared_poller()
+cdef int dispatch(gl_m *mp, int n) except -1

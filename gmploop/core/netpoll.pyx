@@ -1,0 +1,190 @@
+# cython: language_level=3, freethreading_compatible=True, binding=True
+"""SharedPoller: the one poller of all worlds that move. Contract: poller.pyx; the kernel's side: netpoll.h.
+
+Who waits: one M, as the scheduler chooses (`polling`). Events are not dispatched there: each goes to the inbox of its
+watch's world (`posted` collects what has not been taken yet, so a watch stands there once), which wakes it. So all of a
+watch but `posted` belongs to the M that runs its world.
+The table is guarded by `lock`. A watch that leaves it is dropped after the lock was let go: a finaliser may run then.
+"""
+from cpython.exc cimport PyErr_SetFromErrno
+from cpython.object cimport PyObject
+from libc.stdlib cimport malloc
+from gmploop.core.g cimport G
+from gmploop.core.handle cimport gl_lock, gl_unlock
+from gmploop.core.poller cimport EV_LEVEL, EV_KERNEL, RBUF
+from gmploop.core.sched cimport sched, gl_m
+
+cdef extern from "epoll.h":
+    ctypedef union epoll_data_t:
+        unsigned long long u64
+    struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+
+cdef extern from "netpoll.h" nogil:
+    ctypedef struct gl_net:
+        int epfd
+    enum: GL_NET_EVENTS
+    int gl_net_open(gl_net *)
+    void gl_net_close(gl_net *)
+    int gl_net_control(gl_net *, int, int, uint32_t, uint32_t, bint)
+    int gl_net_wait(gl_net *, epoll_event *, int64_t)
+    void gl_net_wake(gl_net *)
+
+cdef extern from *:
+    """
+    #include "scheduler.h"
+    static gl_net gl_the_net = { -1, -1 };
+    static __thread char *gl_my_buffer;
+    static int gl_count(int *p, int n) { return __atomic_add_fetch(p, n, __ATOMIC_SEQ_CST); }
+    static int gl_net_poll(gl_m *mp, int64_t delay_ns) {
+        if (!mp->events && !(mp->events = malloc(GL_NET_EVENTS * sizeof(struct epoll_event)))) return 0;
+        return gl_net_wait(&gl_the_net, (struct epoll_event *)mp->events, delay_ns);
+    }
+    static void gl_net_break(void) { gl_net_wake(&gl_the_net); }
+    """
+    gl_net gl_the_net
+    char *gl_my_buffer
+    int gl_count(int *, int)
+    int gl_net_poll(gl_m *, int64_t) noexcept nogil
+    void gl_net_break() noexcept nogil
+
+cdef extern from "atomics.h" nogil:
+    uint32_t gl_fetch_or_acq_rel(uint32_t *, uint32_t)
+
+cdef SharedPoller the_poller = None
+
+
+cdef SharedPoller shared_poller():
+    return the_poller
+
+
+def open_shared():
+    """Open the poller and give it to the scheduler. OSError says why it cannot be had."""
+    global the_poller
+    if the_poller is None or the_poller.forked():
+        the_poller = SharedPoller(None)
+        sched().poll, sched().poll_break = gl_net_poll, gl_net_break
+
+
+cdef class SharedPoller(Poller):
+    def __cinit__(self, g):
+        self.name = "epoll"
+        if self.fork_gen:                       # the parent's objects are the parent's
+            gl_net_close(&gl_the_net)
+        if gl_the_net.epfd < 0 and gl_net_open(&gl_the_net) < 0:
+            PyErr_SetFromErrno(OSError)
+
+    cdef char *read_buffer(self) except NULL:
+        """Each thread has its own."""
+        global gl_my_buffer
+        if gl_my_buffer == NULL:
+            gl_my_buffer = <char *>malloc(RBUF)
+            if gl_my_buffer == NULL:
+                raise MemoryError()
+        return gl_my_buffer
+
+    cdef Watch lookup(self, int fd):
+        cdef Watch w = None
+        gl_lock(&self.lock)
+        if 0 <= fd < len(self.table):
+            w = <Watch>self.table[fd]
+        gl_unlock(&self.lock)
+        return w
+
+    cdef Watch swap(self, int fd, Watch w):
+        """Put w in the fd's place; returns who was there, for the caller to drop."""
+        cdef Watch old
+        gl_lock(&self.lock)
+        while len(self.table) <= fd:
+            self.table.append(None)
+        old = <Watch>self.table[fd]
+        self.table[fd] = w
+        if w is not None:
+            self.next_gen += 1
+            w.gen = self.next_gen
+        gl_unlock(&self.lock)
+        return old
+
+    cdef bint owns(self, Watch w):
+        if self.lookup(w.fd) is w:
+            return True
+        if w.mask:
+            gl_count(&sched().watchers, -1)
+        w.poller = None
+        w.mask = 0
+        return False
+
+    cdef int attach(self, Watch w) except -1:
+        w.mask = 0
+        w.poller = self
+        self.swap(w.fd, w)
+        w.g.watches += 1
+        return 0
+
+    cdef int detach(self, Watch w) except -1:
+        if w.poller is not self:
+            return 0
+        if self.owns(w):
+            if w.mask and not self.forked():
+                self.watch(w, 0)
+            self.swap(w.fd, None)
+        w.poller = None
+        w.mask = 0
+        w.g.watches -= 1
+        return 0
+
+    cdef int watch(self, Watch w, uint32_t mask) except -1:
+        cdef int op
+        if mask == w.mask or not self.owns(w):
+            return 0
+        if self.forked():
+            raise RuntimeError("this world was running when the process forked: it goes on in the parent only")
+        op = 0 if not mask else 2 if w.mask else 1
+        if gl_net_control(&gl_the_net, op, w.fd, w.gen, mask & EV_KERNEL, mask & EV_LEVEL != 0) < 0:
+            PyErr_SetFromErrno(OSError)
+        if op != 2:
+            gl_count(&sched().watchers, 1 if op else -1)
+        w.mask = mask
+        return 0
+
+    cdef int rearm(self, Watch w) except -1:
+        if self.owns(w) and w.mask and not self.forked():
+            if gl_net_control(&gl_the_net, 2, w.fd, w.gen, w.mask & EV_KERNEL, w.mask & EV_LEVEL != 0) < 0:
+                PyErr_SetFromErrno(OSError)
+        return 0
+
+    cdef int wake(self) except -1:
+        gl_net_wake(&gl_the_net)
+        return 0
+
+    cdef int close_watches_of(self, object world) except -1:
+        """Let go of what a world that ends still watches."""
+        cdef Watch w
+        gl_lock(&self.lock)
+        table = self.table[:]
+        gl_unlock(&self.lock)
+        for w in table:
+            if w is not None and w.g is world:
+                self.detach(w)
+        return 0
+
+
+cdef int dispatch(gl_m *mp, int n) except -1:
+    """Tell the worlds of the n events that this M's poll has brought."""
+    cdef epoll_event *events = <epoll_event *>mp.events
+    cdef unsigned long long token
+    cdef Watch w
+    cdef G g
+    cdef int i
+    for i in range(n):
+        token = events[i].data.u64
+        if token == 0:
+            continue
+        w = the_poller.lookup(<int>(token & 0x7fffffff))
+        if w is None or w.gen != <uint32_t>(token >> 32):
+            continue
+        g = w.g
+        if g is not None and gl_fetch_or_acq_rel(&w.posted, events[i].events) == 0:
+            g.post_event(<PyObject *>w)
+    return 0

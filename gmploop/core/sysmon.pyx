@@ -1,0 +1,87 @@
+# cython: language_level=3, freethreading_compatible=True, binding=True
+"""sysmon's thread, its settings, and what it says of a stall. What it does: sysmon.h."""
+import asyncio
+import sys
+import traceback
+from gmploop.core.g cimport gl_g
+from gmploop.core.sched cimport sched, gl_m, gl_sched, gl_now_ns, int64_t
+
+cdef extern from *:
+    """
+    #include "sysmon.h"
+    #include <signal.h>
+    #ifdef __linux__
+    #include <sys/prctl.h>
+    #endif
+    static gl_watch gl_the_watch;
+    static gl_sched *gl_watched;
+    static void *gl_sysmon_thread(void *arg) {
+        (void)arg;
+    #if defined(__linux__)
+        prctl(PR_SET_NAME, "gmploop-sysmon", 0, 0, 0);
+    #endif
+        gl_sysmon_run(gl_watched, &gl_the_watch);
+        return NULL;
+    }
+    static int gl_sysmon_start(gl_sched *S) {
+        pthread_t thread;
+        pthread_attr_t attr;
+        sigset_t all, before;
+        int r;
+        gl_watched = S;
+        pthread_attr_init(&attr);
+        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        r = pthread_create(&thread, &attr, gl_sysmon_thread, NULL);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attr);
+        return r;
+    }
+    """
+    ctypedef struct gl_watch:
+        int64_t retake_ns, poll_ns, queue_ns, stall_ns, nap_max_ns, trace_ns
+        int observe, detail, one_computing
+        void (*on_stall)(gl_m *, int64_t) noexcept nogil
+    gl_watch gl_the_watch
+    int gl_sysmon_start(gl_sched *)
+
+# Injected: called with (thread identity, seconds) when a callback stalls.
+cdef object tell_stall = None
+cdef bint silent = True
+
+
+def configure(on_stall):
+    """Set what is called with (thread's identity, seconds) for each stall, if stalls are told."""
+    global tell_stall
+    tell_stall = on_stall
+
+
+def set_duties(*, long long retake_ns, long long poll_ns, long long queue_ns, long long stall_ns, long long nap_max_ns,
+               long long trace_ns, bint observe, bint detail, bint one_computing, bint tell):
+    """How long each duty waits; 0 switches it off. tell: stalls are told, not only counted."""
+    global silent
+    gl_the_watch.retake_ns, gl_the_watch.poll_ns, gl_the_watch.queue_ns = retake_ns, poll_ns, queue_ns
+    gl_the_watch.stall_ns, gl_the_watch.nap_max_ns, gl_the_watch.trace_ns = stall_ns, nap_max_ns, trace_ns
+    gl_the_watch.observe, gl_the_watch.detail, gl_the_watch.one_computing = observe, detail, one_computing
+    silent = not tell
+
+
+cdef void on_stall(gl_m *mp, int64_t ns) noexcept nogil:
+    sched().stalls += 1
+    if not silent:
+        report(mp.ident, ns * 1e-9)
+
+
+cdef void report(unsigned long ident, double seconds) noexcept with gil:
+    try:
+        tell_stall(ident, seconds)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+
+
+def start():
+    """Start the thread."""
+    gl_the_watch.on_stall = on_stall
+    if gl_sysmon_start(sched()) != 0:
+        raise RuntimeError("no thread for sysmon")

@@ -1,0 +1,164 @@
+"""Goroutines: go(), Group, and what a callback may ask of the thread that runs it.
+
+A goroutine is a coroutine in an asyncio world of its own, which moves between threads. Whatever works in one asyncio
+program works in one goroutine; objects of asyncio (tasks, futures, locks, queues) belong to the world that made them.
+"""
+
+import asyncio
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from gmploop import config, world  # noqa: F401: world tells the core what it needs
+from gmploop.core import m, moving, sched
+from gmploop.core.moving import Goroutine, go
+
+__all__ = ["Goroutine", "Group", "blocking", "dump", "go", "lock_os_thread", "procs", "set_procs", "stats", "syscall",
+           "unlock_os_thread", "yield_now"]
+
+_T = TypeVar("_T")
+
+
+async def _over(goroutine):
+    return await goroutine
+
+
+class Group:
+    """Goroutines that end together: asyncio.TaskGroup over goroutines, with its rules.
+
+    async with Group() as group: group.go(fn, *args). Leaving waits for all; the first that fails cancels the others and
+    the body; what failed is raised as an ExceptionGroup. For one world, as a TaskGroup is for one loop.
+    """
+
+    def __init__(self) -> None:
+        self._tasks = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> "Group":
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._tasks.__aexit__(*error)
+
+    def go(self, fn_or_coro: Any, *args: Any, name: str | None = None) -> Goroutine:
+        """As gmploop.go(), in this group. RuntimeError if the group is not entered, or is ending."""
+        waiter = _over(goroutine := go(fn_or_coro, *args, name=name))
+        try:
+            self._tasks.create_task(waiter)
+        except BaseException:
+            waiter.close()
+            goroutine.cancel()
+            raise
+        return goroutine
+
+
+def blocking(fn: Callable[..., _T], *args: Any) -> _T:
+    """Call fn(*args), which may block, and return its result: other goroutines go on meanwhile, without delay.
+
+    Without it they wait until sysmon has seen that the callback blocks (10 ms). Only the goroutine that calls it waits.
+    Raises what fn raises. Outside of goroutines it is a plain call.
+    """
+    inside = m.enter_blocking()
+    try:
+        return fn(*args)
+    finally:
+        if inside:
+            m.leave_blocking()
+
+
+class syscall:
+    """with syscall(): the same as blocking(), for a block of statements without await."""
+
+    _inside = False
+
+    def __enter__(self) -> None:
+        self._inside = m.enter_blocking()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._inside:
+            m.leave_blocking()
+
+
+def yield_now() -> Awaitable[None]:
+    """await yield_now(): let other tasks of this world, and other goroutines, go first."""
+    return asyncio.sleep(0)
+
+
+def lock_os_thread() -> None:
+    """Tie the running goroutine to the thread it runs on: it runs there only, and nothing else does.
+
+    Calls add up; unlock_os_thread() takes one back, and the goroutine's end all. In the loop of a plain thread, which is
+    tied to its thread anyway, it does nothing.
+    """
+    m.lock_thread(1)
+
+
+def unlock_os_thread() -> None:
+    """Undo one lock_os_thread(). RuntimeError if there was none."""
+    m.lock_thread(-1)
+
+
+def procs() -> int:
+    """How many goroutines may run at the same time."""
+    return sched.procs() or config.resolve_procs()
+
+
+def set_procs(n: int) -> None:
+    """Let up to n goroutines run at the same time, from now on. From any thread.
+
+    Raises TypeError or ValueError for what is no number from 1 to config.MAX_PROCS.
+    """
+    m.start(config.resolve_procs(n))
+
+
+def stats() -> dict[str, Any]:
+    """Counters of the scheduler since the process began, with a list `per_proc` of one dict for each P."""
+    return sched.counters() | {"goroutines": moving.count()}
+
+
+def dump(file: Any = None) -> None:
+    """Write who runs and who waits, as Go does for SIGQUIT: the scheduler's state, each goroutine with where its tasks
+    stand, and what each thread does. To `file`, sys.stderr if None. From any thread.
+
+    On SIGQUIT: signal.signal(signal.SIGQUIT, lambda *_: gmploop.dump()).
+    """
+    file = file or sys.stderr
+    counts = stats()
+    rows = counts.pop("per_proc")
+    print("gmploop:", " ".join(f"{key}={value}" for key, value in counts.items()), file=file)
+    for row in rows:
+        print("  P", " ".join(f"{key}={value}" for key, value in row.items()), file=file)
+    for handle in moving.all_goroutines():
+        print(f"\n{handle!r}", file=file)
+        world = handle.get_loop()
+        for task in asyncio.all_tasks(world) if world is not None else ():
+            task.print_stack(file=file)
+    names = m.threads()
+    for ident, frame in sys._current_frames().items():
+        if ident in names:
+            print(f"\n{names[ident]}:", file=file)
+            traceback.print_stack(frame, file=file)
+
+
+async def end_goroutines(home: Any, timeout: float | None) -> None:
+    """Cancel what go() has started from the loop `home` and from its goroutines, and wait for it up to `timeout` s."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while left := moving.all_goroutines(home):
+        for handle in left:
+            handle.cancel()
+        waiting = [asyncio.ensure_future(_quietly(handle)) for handle in left]
+        _, late = await asyncio.wait(waiting, timeout=deadline and max(0, deadline - time.monotonic()))
+        if late:
+            break
+    if left := [handle for handle in left if not handle.done()]:
+        logging.getLogger("asyncio").warning("%d goroutines did not end within %s seconds: %s", len(left), timeout,
+                                             ", ".join(map(repr, left)))
+
+
+async def _quietly(handle):
+    over = asyncio.get_running_loop().create_future()
+    handle.add_done_callback(lambda _: over.done() or over.set_result(None))
+    await over

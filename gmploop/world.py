@@ -1,0 +1,201 @@
+"""World: the loop of a goroutine. The hot half is core.moving.MovingCore; here is what makes it light, and its end.
+
+A Loop that is made by the thousand cannot run asyncio's constructor: what that sets stands on the class here, or is made
+when it is first asked for.
+"""
+
+import _thread
+import asyncio
+import collections
+import os
+import sys
+import threading
+import traceback
+import weakref
+from asyncio import coroutines
+from asyncio.log import logger
+from concurrent.futures import ThreadPoolExecutor
+
+from gmploop import config
+from gmploop.core import m, moving, sched, sysmon
+from gmploop.loop import Loop
+
+
+class _OnDemand:
+    """An attribute that is made when it is first asked for."""
+
+    def __init__(self, make):
+        self._make = make
+
+    def __set_name__(self, owner, name):
+        self._name = name
+
+    def __get__(self, world, owner=None):
+        if world is None:
+            return self
+        value = world.__dict__[self._name] = self._make()
+        return value
+
+
+_executor = None
+_executor_lock = threading.Lock()
+
+
+def shared_executor():
+    """The one executor of all worlds that have none of their own."""
+    global _executor
+    with _executor_lock:
+        if _executor is None:
+            _executor = ThreadPoolExecutor(thread_name_prefix="gmploop")
+        return _executor
+
+
+def _forget_executor():
+    global _executor
+    _executor = None
+
+
+class World(moving.MovingCore, Loop):
+    """The loop of a goroutine: any thread of the runtime runs it, one at a time."""
+
+    _clock_resolution = 1e-9
+    _current_handle = None
+    _exception_handler = None
+    _executor_shutdown_called = False
+    _asyncgens_shutdown_called = False
+    _coroutine_origin_tracking_enabled = False
+    _coroutine_origin_tracking_saved_depth = None
+    _internal_fds = 0
+    _old_agen_hooks = None
+    _outer_wakeup_fd = -1
+    _selector = None
+    _ssock = _csock = None
+    _timer_cancelled_count = 0
+    slow_callback_duration = 0.1
+    _asyncgens = _OnDemand(weakref.WeakSet)
+    _ready = _OnDemand(collections.deque)
+    _scheduled = _OnDemand(list)
+    _signal_handlers = _OnDemand(dict)
+    _transports = _OnDemand(weakref.WeakValueDictionary)
+    _unix_server_sockets = _OnDemand(dict)
+    __setattr__ = object.__setattr__
+
+    def __init__(self):
+        raise TypeError("worlds are made by gmploop.go()")
+
+    # -- inheritance from the maker
+
+    def _inherit_nothing(self):
+        if coroutines._is_debug_mode():
+            self._debug = True
+
+    def _inherit(self, maker):
+        self._debug = maker.get_debug()
+        self._exception_handler = maker.get_exception_handler()
+        self._task_factory = maker.get_task_factory()
+        self.slow_callback_duration = maker.slow_callback_duration
+
+    # -- the shared executor
+
+    @property
+    def _default_executor(self):
+        return self.__dict__.get("_own_executor") or shared_executor()
+
+    @_default_executor.setter
+    def _default_executor(self, executor):
+        self.__dict__["_own_executor"] = executor
+
+    async def shutdown_default_executor(self, timeout=None):
+        """Shut down an executor that was set for this world; the shared one goes on."""
+        executor = self.__dict__.pop("_own_executor", None)
+        if executor is not None:
+            await asyncio.to_thread(executor.shutdown)
+
+    # -- running
+
+    def run_forever(self):
+        """A world is run by the runtime: RuntimeError."""
+        raise RuntimeError("This event loop is already running")
+
+    def close(self):
+        """A world closes itself when its goroutine is over: RuntimeError before."""
+        if not self._closed:
+            raise RuntimeError("Cannot close a running event loop")
+
+    def _ensure_self_pipe(self):
+        raise RuntimeError("signal handlers are for the loop of the main thread")
+
+    async def _wind_up(self, root):
+        """End what the root task left, as asyncio.run() does."""
+        me = asyncio.current_task()
+        tasks = [task for task in asyncio.all_tasks(self) if task is not me and task is not root]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            if not task.cancelled() and task.exception() is not None:
+                self.call_exception_handler({"message": "unhandled exception during the end of a goroutine",
+                                             "exception": task.exception(), "task": task})
+        if "_asyncgens" in self.__dict__:
+            await self.shutdown_asyncgens()
+        await self.shutdown_default_executor()
+
+
+class Join(asyncio.Future):
+    """What the awaiter of a goroutine waits on: cancelling it cancels the goroutine, and then waits on."""
+
+    goroutine = None
+
+    def cancel(self, msg=None):
+        """Cancel the goroutine."""
+        return not self.done() and self.goroutine.cancel(msg)
+
+    def over(self, goroutine):
+        if self.done():
+            return
+        if goroutine.cancelled():
+            super().cancel()
+        else:
+            self.set_result(None)
+
+
+def report_fatal(handle, exc):
+    """SystemExit or KeyboardInterrupt in a world: they end the program as they do in asyncio.run(), through the loop from
+    which the goroutines came; where that is none, SystemExit ends nothing and KeyboardInterrupt goes to the main thread.
+    """
+    home = moving.home_of(handle) if handle is not None else None
+    if home is not None and not home.is_closed():
+        home.call_soon_threadsafe(_raise, exc)
+    elif not isinstance(exc, SystemExit):
+        _thread.interrupt_main()
+
+
+def _raise(exc):
+    raise exc
+
+
+def report_stall(ident, seconds):
+    """Log what the thread does whose callback has run so long."""
+    frame = sys._current_frames().get(ident)
+    if frame is None:
+        return
+    stack = "".join(traceback.format_stack(frame))
+    logger.warning("A callback has run for %.3f seconds and goes on:\n%s", seconds, stack)
+
+
+def _before_start(procs):
+    """The first goroutine starts the runtime: hand the settings to the core."""
+    n = config.resolve_procs(procs)
+    sched.set_tunables(config.SPIN_NS, config.BACKLOG_NS)
+    tell = asyncio.coroutines._is_debug_mode() or bool(config.resolve_debug())
+    sysmon.set_duties(**config.sysmon_duties(), one_computing=not config.gil_enabled(), tell=tell)
+    if n > 1 and config.gil_enabled():
+        logger.info("gmploop: %d procs; with the GIL they share one core for Python code", n)
+    return n
+
+
+moving.configure(World, Join, report_fatal)
+m.configure(_before_start)
+sysmon.configure(report_stall)
+os.register_at_fork(after_in_child=_forget_executor)
