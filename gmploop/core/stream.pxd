@@ -12,7 +12,7 @@ cdef class SocketTransport(Transport):
     cdef bint put_out(self, object data, Py_ssize_t size) except -1
     cdef bint by_completion         # the kernel receives ahead, into `unread`: nothing is read from the socket here
     cdef bint to_readiness          # so it was, until the receive that is under way ends
-    cdef unsigned char run          # receives in a row that speak for the other way
+    cdef unsigned char run          # small reads in a row, while it reads in bulk
     cdef int failure                # errno that the kernel's receive ended with; < 0: it met the end of the data
     cdef int receive_failed(self) except -1
     cdef int receive_again(self) except -1

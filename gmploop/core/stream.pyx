@@ -59,9 +59,8 @@ cdef enum:
     IOV = 128               # chunks a sendmsg takes; 2 KB of stack
     BATCH_MAX = 4096        # bytes that may wait for the end of the turn; larger ones were slower so
     OUT_MAX = 16384         # bytes that several of them make
-    BULK_IN = 2             # receives in a row that fill the poller's buffer: read from the socket instead; guessed
-    SMALL = 4096            # bytes; reads up to this size,
-    SMALL_IN = 64           # so many in a row, end that; guessed
+    SMALL = 4096            # bytes. A transport that reads in bulk lets the kernel receive again
+    SMALL_IN = 64           # after so many reads in a row of at most this size; guessed
 
 # Injected by gmploop.loop.
 cdef type shown_class = None
@@ -175,8 +174,7 @@ cdef class SocketTransport(Transport):
         if n > 0:
             data = PyBytes_FromStringAndSize(buf, n)
             self.unread = data if self.unread is None else self.unread + data
-            self.run = self.run + 1 if n == self.poller.chunk else 0
-            if self.run >= BULK_IN:
+            if n == self.poller.chunk:      # 100 KB messages are a third dearer so: read from the socket from now on
                 self.to_readiness = True
                 self.poller.receive(self, False)
         else:
