@@ -41,6 +41,7 @@ cdef class G:
     cdef PyObject *taken    # what the owner took from there and has not queued yet, oldest first; mostly empty
     cdef gl_pool *pool      # handles kept for reuse: a locked world's own, or its M's while one runs it; may be NULL
     cdef int watches        # of a world that moves: how many it has at the shared poller
+    cdef long waits         # operations at channels, locks and the like that wait in this world (waiter.pyx)
     cdef object __weakref__
     cdef int push_entry(self, size_t entry) except -1
     cdef Handle enqueue(self, object callback, tuple args, object context)
@@ -53,6 +54,8 @@ cdef class G:
     cdef int drop_queues(self) except -1
     cdef int wake(self) except -1
     cdef object new_future(self)
+    cdef bint gone(self) noexcept
+    cdef int purge(self) except -1
     cdef int run_event(self, PyObject *watch) except -1
     cdef int run_turn(self, void *mp) except -1
     cdef int entered(self, void *mp) except -1
