@@ -167,7 +167,10 @@ cdef class UringPoller(EpollPoller):
         finally:
             self.losing = False
             if self.batches and self.batch.sending and self.r.sqes != NULL:
-                self.batch.take_back(&self.r)
+                if self.forked():
+                    self.batch.sending = []     # they are the parent's
+                else:
+                    self.batch.take_back(&self.r)
             gl_uring_free(&self.r)
             gl_bufs_free(&self.bufs)
             self.epoll_armed = False

@@ -423,6 +423,7 @@ cdef class SocketTransport(Transport):
                 return True
             if len(self.out) + size <= OUT_MAX:
                 self.out += data if PyBytes_CheckExact(data) else bytes(data)
+                self.poller.send_later(self)
                 return True
         if self.out is not None:
             self.send_out()
