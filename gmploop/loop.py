@@ -92,21 +92,23 @@ def _tune_malloc():
 class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop):
     """An asyncio event loop. Every method of asyncio's Unix loop is there and means the same.
 
-    poller: "auto", "epoll" or "kqueue". debug: None (as `python -X dev` and PYTHONASYNCIODEBUG say), True or False.
+    poller: "auto", "io_uring", "epoll" or "kqueue". debug: None (as `python -X dev` and PYTHONASYNCIODEBUG say), True or
+    False. write_batching: whether small writes of a turn leave together when it ends (Linux).
     """
 
     _files = None           # what gmploop.fs does its work with, once it was used
 
-    def __init__(self, *, poller="auto", debug=None):
+    def __init__(self, *, poller="auto", debug=None, write_batching=None):
         poller = config.resolve_poller(poller)
         debug = config.resolve_debug(debug)
+        write_batching = config.resolve_write_batching(write_batching)
         _tune_malloc()
         self._ssock = self._csock = None
         self._outer_wakeup_fd = -1
         super().__init__(_SelectorView())
         if debug is not None:
             self.set_debug(debug)
-        self._open(poller)
+        self._open(poller, write_batching)
         self._use_own_tasks(config.makes_own_tasks())
         self._selector.poller = self.poller
         self._internal_fds += 1                 # the poller

@@ -89,7 +89,7 @@ cdef class LoopCore(G):
     def __cinit__(self, *args, **kwargs):
         self._closed = True             # until _open(): __del__ of a loop whose constructor failed has nothing to close
 
-    def _open(self, str poller):
+    def _open(self, str poller, bint write_batching=False):
         """Open the poller of this name. Once, by the constructor of the subclass. OSError says why it cannot be had."""
         self.custom_time = type(self).time is not LoopCore.time
         self.custom_call_at = type(self).call_at is not LoopCore.call_at
@@ -97,9 +97,13 @@ cdef class LoopCore(G):
         self.task_kwargs = {"loop": self}
         if poller == "epoll":
             from gmploop.core.poller_epoll import EpollPoller as Backend
+        elif poller == "io_uring":
+            from gmploop.core.poller_uring import UringPoller as Backend
         else:
             from gmploop.core.poller_kqueue import KqueuePoller as Backend
         self.poller = Backend(self)
+        if write_batching:
+            self.poller.batch_writes()
         self.pool = <gl_pool *>calloc(1, sizeof(gl_pool))
 
     def __dealloc__(self):
@@ -168,6 +172,7 @@ cdef class LoopCore(G):
         return 0
 
     cdef int leave(self) except -1:
+        self.poller.flush()
         if not gl_g_cas(&self.s.state, G_RUNNING, G_IDLE):
             gl_g_set(&self.s.state, G_RUNNABLE)       # there is a post that no turn has seen
         return self.disown()
