@@ -5,6 +5,19 @@ from typing import TYPE_CHECKING
 
 from gmploop.loop import Loop
 from gmploop.policy import install, new_event_loop, poller_name, run
+from gmploop.sync import (
+    Channel,
+    ChannelClosed,
+    Event,
+    Mutex,
+    Once,
+    RWMutex,
+    Semaphore,
+    WaitGroup,
+    WouldBlock,
+    select,
+    select_blocking,
+)
 
 if TYPE_CHECKING:
     from gmploop.goroutine import (
@@ -37,6 +50,8 @@ _GOROUTINES = [
     "yield_now",
 ]
 __all__ = ["Loop", "install", "new_event_loop", "poller_name", "run", *_GOROUTINES]
+__all__ += ["Channel", "ChannelClosed", "Event", "Mutex", "Once", "RWMutex", "Semaphore", "WaitGroup", "WouldBlock"]
+__all__ += ["select", "select_blocking"]
 __version__ = "0.1.0"
 
 if sys.version_info < (3, 16):  # asyncio has policies until then

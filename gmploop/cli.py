@@ -12,6 +12,7 @@ reported once on stderr when it starts to run.
 
 import asyncio
 import builtins
+import contextlib
 import linecache
 import os
 import runpy
@@ -26,13 +27,20 @@ from pkgutil import get_importer
 import gmploop
 from gmploop import config, policy
 
+_replicas = 1       # how often to run the program
+
 USAGE = """\
-usage: python -m gmploop [--procs N] [--poller NAME] [--debug KEY=VALUE,...] PROGRAM [ARGUMENT...]
+usage: python -m gmploop [--replicas N] [--procs N] [--poller NAME] [--debug KEY=VALUE,...] PROGRAM [ARGUMENT...]
+       python -m gmploop serve MODULE:APP [--replicas N] [OPTION...]
        python -m gmploop bench [ARGUMENT...]
 
 Runs an unmodified asyncio program on gmploop. PROGRAM is, as for python itself, one of
   script.py  a folder or zip file with a __main__.py  -m module  -c code  - (standard input)
 
+serve runs an ASGI application on uvicorn; see serve --help.
+
+  --replicas N            run PROGRAM N times at once, each in a thread and a __main__ module of its own. Imported
+                          modules are shared: make what belongs to a loop (pools, locks) in the program's main()
   --procs N               how many goroutines may run at once (also GMPLOOP_PROCS)
   --poller NAME           {pollers} (also GMPLOOP_POLLER)
   --debug KEY=VALUE,...   asyncio=1: loops in asyncio's debug mode; schedtrace=MS, scheddetail=1, stall_ms=MS,
@@ -44,7 +52,8 @@ Runs an unmodified asyncio program on gmploop. PROGRAM is, as for python itself,
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line `argv` (None: sys.argv without its first). Raises SystemExit and what the program raises."""
-    kind, target, arguments = _parse(sys.argv[1:] if argv is None else argv)
+    global _replicas
+    kind, target, arguments, _replicas = _parse(sys.argv[1:] if argv is None else argv)
     if kind == "bench":
         from gmploop import bench
 
@@ -55,6 +64,10 @@ def main(argv: list[str] | None = None) -> None:
         config.resolve_procs()
     except ValueError as error:
         _usage_error(error)
+    if kind == "serve":
+        from gmploop import serve
+
+        sys.exit(serve.main([*(["--replicas", str(_replicas)] if _replicas > 1 else []), *arguments]))
     activate()
     {"script": _run_script, "-m": _run_module, "-c": _run_code, "-": _run_stdin}[kind](target, arguments)
 
@@ -65,9 +78,9 @@ def _usage_error(message):
 
 
 def _parse(argv):
-    """-> (kind, target, the program's arguments). Our own options end at the program, as python's do."""
-    options = {"--procs": "GMPLOOP_PROCS", "--poller": "GMPLOOP_POLLER", "--debug": "GMPLOOP_DEBUG"}
-    rest = list(argv)
+    """-> (kind, target, the program's arguments, replicas). Our own options end at the program, as python's do."""
+    options = {"--procs": "GMPLOOP_PROCS", "--poller": "GMPLOOP_POLLER", "--debug": "GMPLOOP_DEBUG", "--replicas": None}
+    rest, replicas = list(argv), 1
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
@@ -82,15 +95,25 @@ def _parse(argv):
                 _usage_error(f"{name} needs a value")
             value = value if equals else rest.pop(0)
             if word in ("-m", "-c"):
-                return word, value, rest
+                return word, value, rest, replicas
+            if name == "--replicas":
+                replicas = _count(value)
+                continue
             os.environ[options[name]] = value  # so that each loop sees it, in child processes too
         elif word[:2] in ("-m", "-c"):
-            return word[:2], word[2:], rest
+            return word[:2], word[2:], rest, replicas
         elif word == "-" or not word.startswith("-"):
-            return (word if word in ("-", "bench") else "script"), word, rest
+            return (word if word in ("-", "bench", "serve") else "script"), word, rest, replicas
         else:
             _usage_error(f"unknown option {word!r}")
     _usage_error("no program given")
+
+
+def _count(value):
+    try:
+        return config.check_replicas(int(value))
+    except ValueError:
+        _usage_error(f"--replicas takes a number from 1 on, not {value!r}")
 
 
 # -- which loop -------------------------------------------------------------------------------------------------------
@@ -107,7 +130,7 @@ def activate() -> None:
         asyncio.EventLoop = unix_events.EventLoop = gmploop.Loop
     _report_other_loops()
     _reach_children()
-    sys.meta_path.insert(0, _UvicornAuto())
+    sys.meta_path.insert(0, _PatchUvicorn())
 
 
 def _report_other_loops():
@@ -141,27 +164,53 @@ def _reach_children():
     spawn.get_preparation_data = get_preparation_data
 
 
-class _UvicornAuto:
-    """A finder that imports uvicorn.config as ever, then puts gmploop behind its loop "auto".
+class _PatchUvicorn:
+    """A finder that imports two modules of uvicorn as ever and then changes something in each.
 
-    uvicorn asks no policy: "auto", the default of uvicorn.run(), is uvloop or asyncio.SelectorEventLoop by name.
+    uvicorn asks no policy: its loop "auto", the default of uvicorn.run(), is uvloop or asyncio.SelectorEventLoop by
+    name; gmploop is put behind it. And it handles signals in the main thread only: with replicas each server has them.
     """
 
     def find_spec(self, name, path=None, target=None):
-        if name != "uvicorn.config":
+        patch = {"uvicorn.config": _patch_uvicorn_loops, "uvicorn.server": _patch_uvicorn_signals}.get(name)
+        if patch is None:
             return None
-        sys.meta_path.remove(self)
         spec = machinery.PathFinder.find_spec(name, path, target)
         if spec is not None:
             stock = spec.loader.exec_module
 
             def exec_module(module):
                 stock(module)
-                if "auto" in getattr(module, "LOOP_FACTORIES", ()):
-                    module.LOOP_FACTORIES["auto"] = "gmploop.cli:uvicorn_auto"
+                patch(module)
 
             spec.loader.exec_module = exec_module
         return spec
+
+
+def _patch_uvicorn_loops(module):
+    if "auto" in getattr(module, "LOOP_FACTORIES", ()):
+        module.LOOP_FACTORIES["auto"] = "gmploop.cli:uvicorn_auto"
+
+
+def _patch_uvicorn_signals(module):
+    stock = module.Server.capture_signals
+
+    @contextlib.contextmanager
+    def capture_signals(server):
+        loop = asyncio.get_running_loop()
+        if _replicas == 1 or not isinstance(loop, gmploop.Loop):
+            with stock(server):
+                yield
+            return
+        for sig in module.HANDLED_SIGNALS:
+            loop.add_signal_handler(sig, server.handle_exit, sig, None)
+        try:
+            yield
+        finally:
+            for sig in module.HANDLED_SIGNALS:
+                loop.remove_signal_handler(sig)
+
+    module.Server.capture_signals = capture_signals
 
 
 def uvicorn_auto(use_subprocess=False):
@@ -192,9 +241,9 @@ def _run_script(path, arguments):
     _set_path0(os.path.dirname(os.path.realpath(path)))
     main = _new_main(__file__=filename, __cached__=None, __loader__=loader)
     if kind is machinery.SourcelessFileLoader:
-        _execute([path, *arguments], main, lambda: exec(loader.get_code("__main__"), main.__dict__))
+        _execute([path, *arguments], main, lambda: exec(loader.get_code("__main__"), _namespace()))
     else:
-        _execute([path, *arguments], main, _exec_source, source, filename, main)
+        _execute([path, *arguments], main, _exec_source, source, filename)
 
 
 def _run_module(name, arguments):
@@ -210,13 +259,13 @@ def _run_code(source, arguments):
         source = textwrap.dedent(source)
     if sys.version_info >= (3, 13):  # tracebacks show its lines
         linecache.cache["<string>"] = (len(source), None, source.splitlines(keepends=True), "<string>")
-    _execute(["-c", *arguments], main, _exec_source, source, "<string>", main)
+    _execute(["-c", *arguments], main, _exec_source, source, "<string>")
 
 
 def _run_stdin(_, arguments):
     _set_path0("")
     main = _new_main(__file__="<stdin>", __cached__=None)
-    _execute(["-", *arguments], main, _exec_source, sys.stdin.buffer.read(), "<stdin>", main)
+    _execute(["-", *arguments], main, _exec_source, sys.stdin.buffer.read(), "<stdin>")
 
 
 def _choose_for_uvicorn():
@@ -237,8 +286,12 @@ def _new_main(**names):
     return main
 
 
-def _exec_source(source, filename, main):
-    exec(compile(source, filename, "exec", dont_inherit=True), main.__dict__)
+def _namespace():
+    return sys.modules["__main__"].__dict__
+
+
+def _exec_source(source, filename):
+    exec(compile(source, filename, "exec", dont_inherit=True), _namespace())
 
 
 def _execute(argv, main, run, *args):
@@ -246,7 +299,12 @@ def _execute(argv, main, run, *args):
     sys.argv[:] = argv
     sys.modules["__main__"] = main
     try:
-        run(*args)
+        if _replicas == 1:
+            run(*args)
+        else:
+            from gmploop import programs
+
+            programs.run_replicas(_replicas, main, run, *args)
     except SystemExit:
         raise
     except BaseException as error:
@@ -255,9 +313,10 @@ def _execute(argv, main, run, *args):
 
 
 def _hide_our_frames(error):
-    """Let sys.excepthook, whoever's it is then, see the traceback of `error` without the frames of this file."""
-    program = error.__traceback__
-    while program is not None and program.tb_frame.f_code.co_filename == _execute.__code__.co_filename:
+    """Let sys.excepthook, whoever's it is then, see the traceback of `error` without the frames of this package that
+    come before the program's."""
+    program, ours = error.__traceback__, os.path.dirname(_execute.__code__.co_filename)
+    while program is not None and os.path.dirname(program.tb_frame.f_code.co_filename) == ours:
         program = program.tb_next
     show = getattr(sys, "excepthook", sys.__excepthook__)
 

@@ -13,6 +13,7 @@ An option given in code wins over the environment, which wins over the default.
 | preempt | "handoff", "observe" | "handoff" | GMPLOOP_DEBUG="preempt=observe" | see sysmon_duties() |
 | stall_ms | 0 (off) to 3600000 | 100 | GMPLOOP_DEBUG="stall_ms=100" | asyncio's slow_callback_duration |
 | schedtrace | ms, 0 (off) to 3600000 | 0 | GMPLOOP_DEBUG="schedtrace=1000" | Go's |
+| replicas | from 1 on | `serve`: as procs | | see gmploop/replicas.py |
 | scheddetail | 0, 1 | 0 | GMPLOOP_DEBUG="schedtrace=1000,scheddetail=1" | Go's |
 """
 
@@ -238,3 +239,19 @@ def _lines(root: str, path: str) -> list[str]:
             return file.read().splitlines()
     except (OSError, UnicodeDecodeError):
         return []
+
+
+# -- replicas
+
+MAIN_THREAD_ANSWERS_S = 5.0  # a replica's add_signal_handler() gives up when the main thread is stuck in C; guessed
+ACCEPTOR_ANSWERS_S = 5.0  # opening and closing a server wait for the acceptor, which never blocks; guessed
+REPLICAS_END_S = 10.0  # after a crash the other replicas get this long; a third of what supervisors give; guessed
+
+
+def check_replicas(value: int) -> int:
+    """The number of replicas, as given. Raises TypeError or ValueError for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"replicas takes a number from 1 on, not {value!r}")
+    if value < 1:
+        raise ValueError(f"replicas takes a number from 1 on, not {value!r}")
+    return value

@@ -8,18 +8,14 @@ replaces what those parts rest on: callbacks, timers, the cycle, `_add_reader` a
 import asyncio
 import errno
 import functools
-import os
 import selectors
-import signal
 import socket
 import ssl
 import sys
-import threading
-import weakref
 from asyncio import (base_events, constants, events, format_helpers, futures, protocols, tasks, trsock, unix_events)
 from asyncio.log import logger
 
-from gmploop import config, tasks as own_tasks, transports
+from gmploop import config, sharing, signals, tasks as own_tasks, transports
 from gmploop.core import datagram, fdwatch, handle, runtime, stream, transport
 
 __all__ = ["Loop"]
@@ -35,20 +31,6 @@ def _format_callback(callback, args, debug):
         except TypeError:
             pass
     return format_helpers._format_callback_source(callback, args)
-
-
-if sys.version_info < (3, 12):          # asyncio does so itself from there on, for every wakeup fd
-    _with_self_pipe = weakref.WeakSet()
-
-    def _forget_wakeup_fd():
-        """A signal to a child must not be told to the parent, whose pair of sockets the child has too."""
-        current = signal.set_wakeup_fd(-1)
-        if current not in [loop._csock.fileno() for loop in _with_self_pipe if loop._csock is not None]:
-            signal.set_wakeup_fd(current)
-
-    os.register_at_fork(after_in_child=_forget_wakeup_fd)
-else:
-    _with_self_pipe = None
 
 
 class _SelectorView:
@@ -107,7 +89,7 @@ def _tune_malloc():
         runtime.keep_freed_memory(config.TRIM_BYTES, config.MMAP_BYTES)
 
 
-class Loop(runtime.LoopCore, _BaseLoop):
+class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop):
     """An asyncio event loop. Every method of asyncio's Unix loop is there and means the same.
 
     poller: "auto", "epoll" or "kqueue". debug: None (as `python -X dev` and PYTHONASYNCIODEBUG say), True or False.
@@ -165,67 +147,6 @@ class Loop(runtime.LoopCore, _BaseLoop):
             self._close_core()
             self._internal_fds -= 1
 
-    def _make_self_pipe(self):
-        """Called by asyncio's constructor. The pair is for signals only, so it is made when they are first wanted."""
-
-    def _ensure_self_pipe(self):
-        if self._csock is None:
-            super()._make_self_pipe()
-            if _with_self_pipe is not None:
-                _with_self_pipe.add(self)
-
-    def _remake_self_pipe(self):
-        """In a child: the parent reads from the pair that both have."""
-        super()._close_self_pipe()
-        super()._make_self_pipe()
-
-    def _close_self_pipe(self):
-        if self._csock is not None:
-            super()._close_self_pipe()
-
-    # -- signals
-
-    def _take_wakeup_fd(self):
-        """While the main thread runs this loop, a signal that comes just before the poller sleeps must wake it."""
-        if threading.current_thread() is not threading.main_thread():
-            return False
-        self._ensure_self_pipe()
-        try:
-            self._outer_wakeup_fd = signal.set_wakeup_fd(self._csock.fileno(), warn_on_full_buffer=False)
-        except ValueError:              # not the main thread of the main interpreter
-            return False
-        return True
-
-    def _return_wakeup_fd(self):
-        outer, self._outer_wakeup_fd = self._outer_wakeup_fd, -1
-        mine = self._csock.fileno() if self._csock is not None else -1
-        if outer == mine and not self._signal_handlers:
-            outer = -1
-        if outer == -1 and self._signal_handlers:
-            return                      # as stock: handlers stay set between two runs
-        try:
-            current = signal.set_wakeup_fd(outer)
-        except (OSError, ValueError):       # closed by its owner during the run
-            current = signal.set_wakeup_fd(-1)
-        if current not in (mine, -1):
-            signal.set_wakeup_fd(current)       # somebody else's by now
-
-    def add_signal_handler(self, sig, callback, *args):
-        """Call callback(*args) in the loop when the signal comes. From the main thread."""
-        self._ensure_self_pipe()
-        super().add_signal_handler(sig, callback, *args)
-
-    def remove_signal_handler(self, sig):
-        """Take the handler away; returns whether there was one."""
-        removed = super().remove_signal_handler(sig)
-        if removed and self.is_running() and not self._signal_handlers:
-            # asyncio lets the descriptor go with its last handler; this run still needs it.
-            try:
-                signal.set_wakeup_fd(self._csock.fileno(), warn_on_full_buffer=False)
-            except ValueError:
-                pass
-        return removed
-
     def _add_callback(self, handle):
         """asyncio's own way to queue a handle that it made (signal handlers)."""
         if not handle._cancelled:
@@ -234,14 +155,6 @@ class Loop(runtime.LoopCore, _BaseLoop):
     def _add_callback_signalsafe(self, handle):
         if not handle._cancelled:
             self.call_soon_threadsafe(handle._run)
-
-    def _process_self_data(self, data):
-        super()._process_self_data(data)
-        outer = self._outer_wakeup_fd
-        if outer != -1 and outer != self._csock.fileno():
-            foreign = bytes(signum for signum in data if signum and signum not in self._signal_handlers)
-            if foreign:
-                _write_quietly(outer, foreign)
 
     # -- what the core calls back
 
@@ -418,19 +331,24 @@ class Loop(runtime.LoopCore, _BaseLoop):
                 self._accept_later(exc, protocol_factory, sock, sslcontext, server, backlog, ssl_handshake_timeout,
                                    ssl_shutdown_timeout, *more)
                 return
-            if self._debug:
-                logger.debug("%r got a new connection from %r: %r", server, address, conn)
-            conn.setblocking(False)
-            options = {"extra": {"peername": address}, "server": server}
-            if sslcontext:
-                options |= {"sslcontext": sslcontext, "server_side": True, "waiter": self.create_future(),
-                            "ssl_handshake_timeout": ssl_handshake_timeout,
-                            "ssl_shutdown_timeout": ssl_shutdown_timeout}
-            if context is None:
-                self._serve_accepted(protocol_factory, conn, **options)
-            else:
-                own = context.copy()
-                own.run(self._serve_accepted, protocol_factory, conn, context=own, **options)
+            self._serve_connection(protocol_factory, conn, address, sslcontext, server, backlog,
+                                   ssl_handshake_timeout, ssl_shutdown_timeout, *more)
+
+    def _serve_connection(self, protocol_factory, conn, address, sslcontext, server, backlog, ssl_handshake_timeout,
+                          ssl_shutdown_timeout, context=None):
+        if self._debug:
+            logger.debug("%r got a new connection from %r: %r", server, address, conn)
+        conn.setblocking(False)
+        options = {"extra": {"peername": address}, "server": server}
+        if sslcontext:
+            options |= {"sslcontext": sslcontext, "server_side": True, "waiter": self.create_future(),
+                        "ssl_handshake_timeout": ssl_handshake_timeout,
+                        "ssl_shutdown_timeout": ssl_shutdown_timeout}
+        if context is None:
+            self._serve_accepted(protocol_factory, conn, **options)
+        else:
+            own = context.copy()
+            own.run(self._serve_accepted, protocol_factory, conn, context=own, **options)
 
     def _serve_accepted(self, protocol_factory, conn, waiter=None, **options):
         """Without a task for each connection, as asyncio makes one; what fails is told as there, in debug mode."""
@@ -488,10 +406,3 @@ def _connected(sock, address):
         if err != 0:
             raise OSError(err, f"Connect call failed {address}")
     return check
-
-
-def _write_quietly(fd, data):
-    try:
-        os.write(fd, data)
-    except OSError:
-        pass

@@ -5,7 +5,7 @@ import sys
 from asyncio import events
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from gmploop import config
 from gmploop.core import sched
@@ -67,6 +67,7 @@ def install(*, poller: str | None = "auto", debug: bool | None = None) -> None:
         events.set_event_loop_policy(EventLoopPolicy(poller=poller, debug=debug))
 
 
+@overload
 def run(
     main: Coroutine[Any, Any, _T],
     *,
@@ -76,12 +77,37 @@ def run(
     procs: int | None = None,
     lock_main: bool = True,
     shutdown_timeout: float | None = config.SHUTDOWN_S,
-) -> _T:
+    replicas: None = None,
+) -> _T: ...
+@overload
+def run(
+    main: Callable[[], Coroutine[Any, Any, _T]],
+    *,
+    debug: bool | None = None,
+    poller: str | None = None,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    procs: int | None = None,
+    shutdown_timeout: float | None = config.SHUTDOWN_S,
+    replicas: int,
+) -> list[_T]: ...
+def run(
+    main: Any,
+    *,
+    debug: bool | None = None,
+    poller: str | None = None,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    procs: int | None = None,
+    lock_main: bool = True,
+    shutdown_timeout: float | None = config.SHUTDOWN_S,
+    replicas: int | None = None,
+) -> Any:
     """Run a coroutine on a new loop and return its result: asyncio.run on gmploop.
 
     debug: as for asyncio.run. poller: as for new_event_loop. loop_factory makes the loop instead of new_event_loop.
     procs: how many goroutines may run at once (None: as it is, at first GMPLOOP_PROCS or what the machine has).
     lock_main=False: `main` is a goroutine too, and moves between threads. shutdown_timeout: seconds.
+    replicas: run the coroutine function `main` that many times, in as many threads with a loop each, and return the
+    list of results (see gmploop.replicas.run_replicas).
     Ctrl-C cancels `main`, as in asyncio.run. At the end the goroutines that came from it are cancelled and waited for,
     those that do not end in shutdown_timeout (None: no limit) logged and left; the tasks left are cancelled, async
     generators and the default executor shut down, and the loop is closed. Raises what `main` raises; ValueError or
@@ -94,6 +120,8 @@ def run(
         raise TypeError(f"lock_main takes True or False, not {lock_main!r}")
     if shutdown_timeout is not None and not isinstance(shutdown_timeout, (int, float)):
         raise TypeError(f"shutdown_timeout takes seconds or None, not {shutdown_timeout!r}")
+    if not lock_main and replicas is not None:
+        raise TypeError("each replica's main is locked to its thread: no lock_main=False with replicas")
     if not lock_main:
         if poller is not None or loop_factory is not None:
             raise TypeError("poller and loop_factory are for a loop of main's own: not with lock_main=False")
@@ -106,6 +134,11 @@ def run(
         raise TypeError("poller is an option of gmploop's own loops: it cannot be given together with loop_factory")
     if events._get_running_loop() is not None:
         raise RuntimeError("gmploop.run() cannot be called from a running event loop")
+    if replicas is not None:
+        from gmploop.replicas import run_replicas
+
+        options = {"debug": debug, "procs": procs, "shutdown_timeout": shutdown_timeout}
+        return run_replicas(main, replicas, loop_factory=loop_factory, **options)
     runner = asyncio.Runner(debug=debug, loop_factory=loop_factory)
     # asyncio.run() makes its loop the thread's current one, a Runner with a loop_factory does not
     asyncio.set_event_loop(runner.get_loop())

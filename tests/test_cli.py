@@ -287,7 +287,7 @@ asyncio.run(main())
     (["--pollr", "epoll", "x.py"], "unknown option '--pollr'"),
     (["--poller", "kpoll", "x.py"], "GMPLOOP_POLLER takes 'auto' or 'epoll' or 'kqueue', not 'kpoll'"),
     (["--poller=kpoll", "-m", "x"], "GMPLOOP_POLLER takes 'auto' or 'epoll' or 'kqueue', not 'kpoll'"),
-    (["--debug", "nosuch=1", "x.py"], "GMPLOOP_DEBUG takes the keys 'asyncio', not 'nosuch'"),
+    (["--debug", "nosuch=1", "x.py"], "GMPLOOP_DEBUG takes the keys 'asyncio' or 'preempt' or 'stall_ms' or 'schedtrace' or 'scheddetail', not 'nosuch'"),
     (["--debug", "asyncio=2", "-"], "GMPLOOP_DEBUG: asyncio takes '0' or '1', not '2'"),
 ])
 def test_a_bad_command_line(tmp_path, arguments, says):

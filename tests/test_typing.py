@@ -30,6 +30,7 @@ async def main() -> int:
 assert_type(gmploop.run(main()), int)
 assert_type(gmploop.run(main(), debug=True, poller="epoll"), int)
 assert_type(gmploop.run(main(), loop_factory=gmploop.new_event_loop), int)
+assert_type(gmploop.run(main, replicas=2, debug=True), list[int])
 loop = gmploop.new_event_loop(poller="auto", debug=None)
 assert_type(loop, gmploop.Loop)
 base: asyncio.AbstractEventLoop = loop
@@ -44,13 +45,31 @@ if sys.version_info < (3, 14):
     asyncio.set_event_loop_policy(gmploop.EventLoopPolicy(poller="epoll"))
 
 
+async def talk(channel: gmploop.Channel[int], other: gmploop.Channel[str], lock: gmploop.Mutex) -> None:
+    await channel.send(1)
+    assert_type(await channel.recv(), int)
+    assert_type([item async for item in channel], list[int])
+    assert_type(await gmploop.select(channel.receiving(), channel, timeout=1.5), tuple[int, int])
+    assert_type(await gmploop.select(channel, default=None), tuple[int, int | None])
+    assert_type(await gmploop.select(channel.sending(1), other.sending("x")), tuple[int, None])
+    task = asyncio.create_task(channel.recv())
+    assert_type(await task, int)
+    async with lock, gmploop.RWMutex().reader:
+        pass
+    with gmploop.Semaphore(2):
+        assert_type(channel.recv_blocking(timeout=1), int)
+    assert_type(await gmploop.Once().do(main), int)
+    assert_type(await gmploop.Once().do(len, "text"), int)
+
+
 class Mine(gmploop.Loop):
     def time(self) -> float:
         return super().time() + 1.0
 """
 BAD = {
-    "gmploop.run(main)": "arg-type",
-    "gmploop.run(main(), procs=2)": "call-arg",
+    "gmploop.run(main)": "call-overload",
+    "gmploop.run(main(), prox=2)": "call-overload",
+    "gmploop.run(main(), replicas=2)": "call-overload",
     "gmploop.new_event_loop(poller=5)": "arg-type",
     "gmploop.new_event_loop(epoll=True)": "call-arg",
     "gmploop.install(debug='yes')": "arg-type",
@@ -59,6 +78,11 @@ BAD = {
     "gmploop.Loop().call_later('1', print)": "arg-type",
     "gmploop.Loop().no_such_method()": "attr-defined",
     "gmploop.nothing": "attr-defined",
+    "gmploop.Channel[int]().send_nowait('x')": "arg-type",
+    "gmploop.Channel('1')": "arg-type",
+    "gmploop.select('channel')": "call-overload",
+    "gmploop.Mutex(5)": "misc",
+    "gmploop.WaitGroup().add('1')": "arg-type",
 }
 
 

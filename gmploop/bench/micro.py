@@ -11,6 +11,7 @@ The process is pinned to one core and measures one row only; garbage collection 
 
 import asyncio
 import json
+import socket
 import statistics
 import sys
 import threading
@@ -349,6 +350,23 @@ def executor(loop, n):
     return loop.run_until_complete(caller())
 
 
+def sock_pair(loop, n):
+    """sock_sendall and sock_recv of 64 bytes on a socket pair, so that neither has to wait; op: one call."""
+    async def exchange():
+        here, there = socket.socketpair()
+        with here, there:
+            here.setblocking(False)
+            there.setblocking(False)
+            data = bytes(64)
+            start = now()
+            for _ in range(n // 2):
+                await loop.sock_sendall(here, data)
+                await loop.sock_recv(there, 64)
+            return since(start)
+
+    return loop.run_until_complete(exchange())
+
+
 async def _timed(awaitable):
     start = now()
     await awaitable
@@ -380,7 +398,7 @@ def named(*functions):
 
 ROWS = named(call_soon_chain, call_soon_fanout, call_soon_burst, sleep0, spawn_gather, timer_fire, timer_cancel,
               threadsafe, future_pingpong, queue_pingpong, event_pingpong, lock_handover, spawn_await, task_group,
-              task_cancel, create_future, timeout, wait_for, executor)
+              task_cancel, create_future, timeout, wait_for, executor, sock_pair)
 
 
 def measure(function, loop, seconds):

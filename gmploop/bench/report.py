@@ -17,6 +17,7 @@ TOLERANCE = 1.5        # growth: what more than this is no noise, nor the usual 
 def summarise(rounds, least=False):
     """Medians over the rounds of one row on one loop (or the round with the least value), and the value's range."""
     values = [measured["value"] for measured in rounds]
+    calls = [measured["syscalls"] for measured in rounds if "syscalls" in measured]
     if least:
         rounds = [rounds[values.index(min(values))]]
     summary = {}
@@ -24,7 +25,6 @@ def summarise(rounds, least=False):
         column = [measured[key] for measured in rounds if measured.get(key) is not None]
         numeric = column and isinstance(column[0], (int, float))
         summary[key] = statistics.median(column) if numeric else column[0] if column else None
-    calls = [measured["syscalls"] for measured in rounds if "syscalls" in measured]
     return summary | ({"syscalls": calls[0]} if calls else {}) | {"low": min(values), "high": max(values)}
 
 

@@ -230,6 +230,14 @@ cdef class G:
     cdef object new_future(self):
         return self.create_future()
 
+    cdef bint gone(self) noexcept:
+        """Whether nothing that is posted to it will ever run."""
+        return False
+
+    cdef int purge(self) except -1:
+        """Drop what was posted after it was gone."""
+        return 0
+
     cdef int post_event(self, PyObject *watch) except -1:
         """Tell the world, from another thread, that a watch of its has events: run_event(watch) follows."""
         cdef Handle h = Handle.__new__(Handle)

@@ -39,6 +39,7 @@ cdef extern from "world.h" nogil:
     unsigned long GL_BETWEEN_MS
 
 cdef extern from "atomics.h" nogil:
+    void gl_fence_seq_cst()
     int load_int "gl_load_relaxed"(int *)
     void store_int "gl_store_release"(int *, int)
     void gl_store_relaxed(unsigned long *, unsigned long)
@@ -155,6 +156,7 @@ cdef class MovingCore(LoopCore):
         cdef Goroutine handle = self.handle
         root, self.root, self.handle = self.root, None, None
         self._closed = True
+        gl_fence_seq_cst()              # who posts after this look at the inbox sees that (purge())
         if self.watches:
             (<SharedPoller>self.poller).close_watches_of(self)
         gl_timer_forget(&self.s)

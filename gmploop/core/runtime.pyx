@@ -35,6 +35,9 @@ cdef extern from "Python.h":
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident()
 
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int)
+
 cdef extern from "atomics.h" nogil:
     void gl_store_relaxed(unsigned long *, unsigned long)
     void gl_fence_seq_cst()
@@ -187,6 +190,7 @@ cdef class LoopCore(G):
         """Drop what is queued, let the poller go, and cut the cycles that only the collector would find."""
         self.own()
         try:
+            gl_fence_seq_cst()      # _closed is set: who posts after this look at the inbox sees that (purge())
             self.drop_queues()
             if self.poller is not None:
                 self.poller.close()
@@ -194,6 +198,24 @@ cdef class LoopCore(G):
         finally:
             self.disown()
         self.task_kwargs = None
+
+    cdef bint gone(self) noexcept:
+        return self._closed
+
+    cdef int purge(self) except -1:
+        """By who has posted and finds it closed now: close() empties the inbox, perhaps before the post."""
+        cdef bint mine = False
+        while not mine:
+            gl_lock(&self.w.lock)
+            mine = gl_load_relaxed(&self.w.owner) == 0
+            if mine:
+                gl_store_relaxed(&self.w.owner, PyThread_get_thread_ident())
+            gl_unlock(&self.w.lock)
+            if not mine:
+                with nogil:
+                    usleep(50)
+        self.drop_queues()
+        return self.disown()
 
     cdef int check_open(self) except -1:
         if self._closed:

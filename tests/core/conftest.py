@@ -23,18 +23,24 @@ BUILDS = {
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory):
-    """A function that compiles `name`.c in one of BUILDS, once, and returns the program's path."""
-    compiler = os.environ.get("CC") or shutil.which("cc")
-    if not compiler:
+def compiler():
+    """The C compiler's command, as a list."""
+    command = os.environ.get("CC") or shutil.which("cc")
+    if not command:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("no C compiler")
+    return command.split()
+
+
+@pytest.fixture(scope="session")
+def compiled(compiler, tmp_path_factory):
+    """A function that compiles `name`.c in one of BUILDS, once, and returns the program's path."""
     folder = tmp_path_factory.mktemp("c")
     programs = {}
 
     def compile_(name, build):
         if (name, build) not in programs:
             program = folder / f"{name}-{build}"
-            subprocess.run([*compiler.split(), "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", *BUILDS[build],
+            subprocess.run([*compiler, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", *BUILDS[build],
                             f"-I{HEADERS}", f"-I{HERE}", HERE / f"{name}.c", "-o", program], check=True, timeout=60)
             programs[name, build] = program
         return programs[name, build]
