@@ -48,13 +48,13 @@ cdef class G:
     cdef PyObject *taken    # what the owner took from there and has not queued yet, oldest first; mostly empty
     cdef gl_pool *pool      # handles kept for reuse: a locked world's own, or its M's while one runs it; may be NULL
     cdef int watches        # of a world that moves: how many it has at the shared poller
-    cdef long waits         # operations at channels, locks and the like that wait in this world (waiter.pyx)
-    cdef gl_tasks tasks      # of ours, not done; task.pyx
+    cdef gl_tasks tasks     # of ours, not done; task.pyx
     cdef gl_node world      # in a shard of the worlds that ever had such a task
     cdef PyObject *current  # the task of ours whose step runs, borrowed; where asyncio has _current_tasks
     cdef bint told          # asyncio has been told of it
     cdef unsigned char shard
     cdef bint custom_call_soon      # callbacks go through it and not directly into the ring
+    cdef long waits         # operations at channels, locks and the like that wait in this world (waiter.pyx)
     cdef object __weakref__
     cdef int push_entry(self, size_t entry) except -1
     cdef Handle enqueue(self, object callback, tuple args, object context)
