@@ -327,10 +327,10 @@ def test_servers_that_do_not_serve_yet_get_nothing():
 def test_connections_see_the_context_in_which_their_replicas_server_was_made():
     together, seen = Together(2), []
 
-    class Protocol(asyncio.Protocol):
+    class Protocol(Answer):
         def connection_made(self, transport):
             seen.append((variable.get(None), replicas.index()))
-            transport.close()
+            super().connection_made(transport)
 
     async def main():
         variable.set(replicas.index())
@@ -338,14 +338,13 @@ def test_connections_see_the_context_in_which_their_replicas_server_was_made():
         variable.set("later")
         together.meet()
         if replicas.index() == 0:
-            for _ in range(6):
-                reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-                assert await reader.read() == b""
-                writer.close()
+            clients = connecting(server)
+            assert await clients.more(6) == {0: 3, 1: 3}
+            clients.close()
             together.shared["over"].append(True)
         while not together.shared["over"]:
             await asyncio.sleep(0.001)
-        server.close()
+        await close(server)
 
     run(main, 2)
     assert sorted(seen) == [(0, 0)] * 3 + [(1, 1)] * 3
