@@ -239,9 +239,10 @@ static inline void gl_wakep(gl_sched *S) {
     if (!__atomic_compare_exchange_n(&S->nmspinning, &zero, 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) return;
     pthread_mutex_lock(&S->lock);
     pp = gl_pidle_get(S);
+    /* Under the lock: who put a G before it, and saw this count, is seen by the M that gives up a P after it. */
+    if (!pp) __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&S->lock);
     if (pp) gl_startm(S, pp, 1);
-    else __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
 }
 
 static inline void gl_give(gl_m *mp, gl_p *pp, int spinning) {
@@ -664,6 +665,24 @@ static int gl_search(gl_sched *S, gl_m *mp, gl_g **out, int *n_events) {
     }
 }
 
+/* An M without a P looks for work no longer: 0; or 1, there was some that nobody else may have seen, and it has a P. */
+static int gl_spin_end(gl_sched *S, gl_m *mp) {
+    if (!mp->spinning) return 0;
+    mp->spinning = 0;
+    __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
+    gl_m_set(mp, M_RUNNING);
+    gl_fence_seq_cst();                         /* with gl_inject() and gl_ready() */
+    if (!gl_any_work(S, gl_now_ns())) return 0;
+    if (gl_take_idle(S, mp)) {
+        gl_spin_begin(S, mp);
+        return 1;
+    }
+    pthread_mutex_lock(&S->lock);
+    S->needspinning = 1;                        /* who is about to give up a P looks once more instead */
+    pthread_mutex_unlock(&S->lock);
+    return 0;
+}
+
 /* Give the P up: 0; or 1, and there is something to do. */
 static int gl_give_up_p(gl_sched *S, gl_m *mp) {
     gl_p *pp = mp->p;
@@ -684,20 +703,7 @@ static int gl_give_up_p(gl_sched *S, gl_m *mp) {
         gl_pidle_put(S, pp);
         pthread_mutex_unlock(&S->lock);
     }
-    if (!mp->spinning) return 0;
-    mp->spinning = 0;
-    __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
-    gl_m_set(mp, M_RUNNING);
-    gl_fence_seq_cst();                         /* with gl_inject() and gl_ready() */
-    if (!gl_any_work(S, gl_now_ns())) return 0;
-    if (gl_take_idle(S, mp)) {
-        gl_spin_begin(S, mp);
-        return 1;
-    }
-    pthread_mutex_lock(&S->lock);
-    S->needspinning = 1;                        /* who is about to give up a P looks once more instead */
-    pthread_mutex_unlock(&S->lock);
-    return 0;
+    return gl_spin_end(S, mp);
 }
 
 /* The next thing to do, waiting for it as long as it takes. The thread must be detached from Python. Afterwards the M
@@ -715,9 +721,7 @@ static int gl_find(gl_sched *S, gl_m *mp, gl_g **out, int *n_events) {
             if (r) { gl_spin_found(S, mp); return r; }
             if (gl_give_up_p(S, mp)) continue;
         } else if (mp->spinning) {              /* its P was retired */
-            mp->spinning = 0;
-            __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
-            gl_m_set(mp, M_RUNNING);
+            if (gl_spin_end(S, mp)) continue;
         } else if (gl_take_idle(S, mp)) {
             gl_spin_begin(S, mp);
             continue;

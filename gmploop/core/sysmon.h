@@ -177,7 +177,8 @@ static void gl_sysmon_run(gl_sched *S, gl_watch *w) {
     while (!gl_load_acquire(&S->stopping)) {
         int64_t now, deadline = GL_NEVER;
         pthread_mutex_lock(&S->lock);
-        int parks = S->npidle >= S->procs && !gl_load_acquire(&S->stopping) && !w->n_orphans;
+        int parks = S->npidle >= S->procs && !gl_load_acquire(&S->stopping) && !w->n_orphans
+            && !gl_any_work(S, gl_now_ns());            /* if there is, no thread could be had for it */
         if (parks) gl_store_relaxed(&S->sysmon_parked, 1);
         pthread_mutex_unlock(&S->lock);
         if (parks) {
