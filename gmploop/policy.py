@@ -29,7 +29,8 @@ def new_event_loop(*, poller: str | None = "auto", debug: bool | None = None, wr
     poller: "auto" (GMPLOOP_POLLER, else the fastest), "io_uring", "epoll" (Linux) or "kqueue" (macOS, BSD). debug:
     asyncio's debug mode; None leaves it to GMPLOOP_DEBUG and asyncio. write_batching: whether a turn's small writes leave
     together at its end; None leaves it to GMPLOOP_WRITE_BATCHING, else they leave at once. Returns a Loop that is not set
-    as the current one; close() it. Raises ValueError or TypeError naming the option, OSError if the poller cannot be had here. Callable from any thread.
+    as the current one; close() it. Raises ValueError or TypeError naming the option, OSError if the poller cannot be had
+    here. Callable from any thread.
     """
     return Loop(poller=poller, debug=debug, write_batching=write_batching)
 
@@ -92,6 +93,7 @@ def run(
     *,
     debug: bool | None = None,
     poller: str | None = None,
+    write_batching: bool | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     procs: int | None = None,
     shutdown_timeout: float | None = config.SHUTDOWN_S,
@@ -102,6 +104,7 @@ def run(
     *,
     debug: bool | None = None,
     poller: str | None = None,
+    write_batching: bool | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     procs: int | None = None,
     lock_main: bool = True,
@@ -131,8 +134,8 @@ def run(
     if not lock_main and replicas is not None:
         raise TypeError("each replica's main is locked to its thread: no lock_main=False with replicas")
     if not lock_main:
-        if poller is not None or loop_factory is not None:
-            raise TypeError("poller and loop_factory are for a loop of main's own: not with lock_main=False")
+        if poller is not None or write_batching is not None or loop_factory is not None:
+            raise TypeError("poller, write_batching and loop_factory are for a loop of main's own: not with lock_main=False")
         if events._get_running_loop() is not None:
             raise RuntimeError("gmploop.run() cannot be called from a running event loop")
         return _run_unlocked(main, debug, procs, shutdown_timeout)
