@@ -91,6 +91,7 @@ def run(
     *,
     debug: bool | None = None,
     poller: str | None = None,
+    write_batching: bool | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     procs: int | None = None,
     shutdown_timeout: float | None = config.SHUTDOWN_S,
@@ -101,6 +102,7 @@ def run(
     *,
     debug: bool | None = None,
     poller: str | None = None,
+    write_batching: bool | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     procs: int | None = None,
     lock_main: bool = True,
@@ -130,8 +132,8 @@ def run(
     if not lock_main and replicas is not None:
         raise TypeError("each replica's main is locked to its thread: no lock_main=False with replicas")
     if not lock_main:
-        if poller is not None or loop_factory is not None:
-            raise TypeError("poller and loop_factory are for a loop of main's own: not with lock_main=False")
+        if poller is not None or write_batching is not None or loop_factory is not None:
+            raise TypeError("poller, write_batching and loop_factory are for a loop of main's own: not with lock_main=False")
         if events._get_running_loop() is not None:
             raise RuntimeError("gmploop.run() cannot be called from a running event loop")
         return _run_unlocked(main, debug, procs, shutdown_timeout)
