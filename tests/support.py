@@ -318,6 +318,8 @@ async def link(kind, tls=None, near=Recorder, far=Recorder):
         ends = (loop.connect_write_pipe(near, open(sink, "wb", 0)), loop.connect_read_pipe(far, open(source, "rb", 0)))
     else:
         one, two = unix_pair() if kind == "unix" else tcp_pair()
+        for end in (one, two) if kind != "unix" else ():    # stock sets it only on sockets with a protocol number
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client, server = ({"ssl": tls.client, "server_hostname": "localhost"}, {"ssl": tls.server}) \
             if kind == "tls" else ({}, {})
         ends = loop.create_connection(near, sock=one, **client), loop.connect_accepted_socket(far, two, **server)

@@ -247,8 +247,19 @@ def test_grandchildren_go_on_too(loop, pipe):
 
 # -- close() in the child
 
-def own_epolls():
+def epolls():
     return {fd for fd, target in open_fds() if target == "anon_inode:[eventpoll]"}
+
+
+@pytest.fixture(autouse=True)
+def own_epolls_only(monkeypatch):
+    """The process may have one already, which goroutines of other tests watch with."""
+    before = epolls()
+    monkeypatch.setattr("core.test_fork.own_epolls", lambda: epolls() - before)
+
+
+def own_epolls():
+    return epolls()
 
 
 def registrations():
