@@ -47,7 +47,17 @@ class WritePipeTransport(unix_events._UnixWritePipeTransport):
 
 
 class SSLProtocol(sslproto.SSLProtocol):
-    """Views of any format are written whole; a server's failed handshake leaves no cycle through its traceback."""
+    """Views of any format are written whole; a server's failed handshake leaves no cycle through its traceback; a
+    loop's connections read into one buffer, which each empties as soon as it is filled."""
+
+    def __init__(self, loop, *args, **kwargs):
+        self.max_size = 0           # of the buffer that the base class makes
+        super().__init__(loop, *args, **kwargs)
+        del self.max_size
+        view = loop._tls_buffer
+        if view is None:
+            view = loop._tls_buffer = memoryview(bytearray(self.max_size))
+        self._ssl_buffer, self._ssl_buffer_view = view.obj, view
 
     def _on_handshake_complete(self, handshake_exc):
         super()._on_handshake_complete(handshake_exc)
