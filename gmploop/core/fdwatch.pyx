@@ -35,18 +35,11 @@ cdef extern from *:
     #ifndef MSG_NOSIGNAL
     #define MSG_NOSIGNAL 0
     #endif
-    /* Returns with StopIteration(value) set. */
-    static PyObject *gl_return(PyObject *value) {
-        PyObject *e = PyObject_CallOneArg(PyExc_StopIteration, value);
-        if (e) { PyErr_SetObject(PyExc_StopIteration, e); Py_DECREF(e); }
-        return NULL;
-    }
     """
     Py_ssize_t recv(int, void *, size_t, int)
     Py_ssize_t send(int, const void *, size_t, int)
     int FLAGS "(MSG_NOSIGNAL | MSG_DONTWAIT)"
     int SOCK_STREAM, AF_UNIX
-    object gl_return(object)
 
 # Injected by gmploop.loop.
 cdef type SSLSocket = None
@@ -402,7 +395,7 @@ cdef class SockOp(Operation):
 
     cdef object leave(self, object value):
         self.finish()
-        return gl_return(value)
+        return value
 
     cdef int abandon(self) except -1:
         return self.finish()

@@ -47,16 +47,6 @@ from gmploop.core.poller cimport Poller, EV_IN, EV_START, fork_generation
 cdef extern from "Python.h":
     PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t) except NULL
 
-cdef extern from *:
-    """
-    static PyObject *gl_return(PyObject *value) {       /* StopIteration(value) */
-        PyObject *e = PyObject_CallOneArg(PyExc_StopIteration, value);
-        if (e) { PyErr_SetObject(PyExc_StopIteration, e); Py_DECREF(e); }
-        return NULL;
-    }
-    """
-    object gl_return(object)
-
 cdef extern from "fileio.h":
     int gl_eventfd()
     int gl_wait_readable(int, int) nogil
@@ -107,7 +97,7 @@ cdef class FileOp(Operation):
             raise RuntimeError("await wasn't used with future")
         elif self.state == ENDED:
             raise RuntimeError("cannot reuse already awaited file operation")
-        return gl_return(self.take())
+        return self.take()
 
     cdef int begin(self) except -1:
         """Do it at once if that cannot wait, else give it to the ring."""
