@@ -12,7 +12,7 @@ from gmploop.core import tls
 __all__ = ["DatagramTransport", "ReadPipeTransport", "SSLProtocol", "SSLTransport", "SocketTransport",
            "WritePipeTransport", "process_exited", "take_unread"]
 
-tls.configure(sslproto.SSLProtocolState, sslproto.SSLAgainErrors, log.logger)
+tls.configure(sslproto.SSLProtocolState, sslproto.SSLAgainErrors, sslproto.ssl.SSLObject, log.logger)
 
 
 class SocketTransport(transports._FlowControlMixin):

@@ -15,12 +15,16 @@ as one is, `pending > tail`. Where the headers are not those of TLS, nothing is 
 Writing. A piece goes to OpenSSL as it is, record by record, through a view instead of ever shorter copies. What has to
 wait is joined later, and so is what writelines() was given, up to a limit.
 """
-from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_CheckExact
+from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_CheckExact, PyBytes_AS_STRING
 from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, Py_buffer, PyBUF_WRITABLE
 from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
 
 cdef extern from "Python.h":
-    enum: PyBUF_READ
+    enum: PyBUF_READ, PyBUF_WRITE
+    PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *, Py_ssize_t) except NULL
+    int resize_bytes "_PyBytes_Resize"(PyObject **, Py_ssize_t) except -1
 
 cdef enum:
     RECORD = 16384          # bytes of a record at most (RFC 8446, 5.1)
@@ -33,15 +37,16 @@ cdef enum:
 # Injected by gmploop.transports.
 cdef object DO_HANDSHAKE = None, WRAPPED = None, FLUSHING = None, SHUTDOWN = None
 cdef tuple again = ()
-cdef object logger = None
+cdef object SSLObject = None, logger = None
 
 
-def configure(states, want_errors, log):
-    """Set what is needed of asyncio: SSLProtocolState, the exceptions that mean "try again", the logger."""
-    global DO_HANDSHAKE, WRAPPED, FLUSHING, SHUTDOWN, again, logger
+def configure(states, want_errors, ssl_object, log):
+    """Set what is needed of asyncio and ssl: SSLProtocolState, the exceptions that mean "try again", SSLObject, the
+    logger."""
+    global DO_HANDSHAKE, WRAPPED, FLUSHING, SHUTDOWN, again, SSLObject, logger
     DO_HANDSHAKE, WRAPPED, FLUSHING, SHUTDOWN = (states.DO_HANDSHAKE, states.WRAPPED, states.FLUSHING,
                                                  states.SHUTDOWN)
-    again, logger = want_errors, log
+    again, SSLObject, logger = want_errors, ssl_object, log
 
 
 cdef inline object as_bytes(object data):
@@ -160,35 +165,65 @@ cdef class SSLCore:
         self.read_copied()
 
     cdef int read_copied(self) except -1:
-        cdef Py_ssize_t offset = 0, n = 0
-        cdef bint eof = False
+        """Decrypt all there is, and hand it on as one object."""
+        cdef Py_ssize_t n = 1
         cdef list chunks = None
-        view = self._ssl_buffer_view
-        sslobj = self._sslobj
-        try:
-            while self.may_read(n):
-                n = sslobj.read(self.size - offset, view[offset:] if offset else view)
-                if n == 0:
-                    eof = True
-                    break
-                offset += n
-                if self.size - offset <= RECORD:
-                    if chunks is None:
-                        chunks = []
-                    chunks.append(PyBytes_FromStringAndSize(<char *>self.mem, offset))
-                    offset = 0
-        except again:
-            pass
-        if offset or chunks is not None:
-            data = PyBytes_FromStringAndSize(<char *>self.mem, offset)
-            if chunks is not None:
-                chunks.append(data)
-                data = b"".join(chunks)
-            self._app_protocol.data_received(data)
-        if eof:
+        cdef bytes data = None
+        while n > 0 and self.may_read(0):
+            n = self._incoming.pending
+            more = self.decrypt_much(&n) if n > 2 * RECORD and type(self._sslobj) is SSLObject else self.decrypt(&n)
+            if not more:
+                continue
+            if data is None:
+                data = more
+            elif chunks is None:
+                chunks = [data, more]
+            else:
+                chunks.append(more)
+        if data is not None:
+            self._app_protocol.data_received(data if chunks is None else b"".join(chunks))
+        if n == 0:
             self._call_eof_received()
             self._start_shutdown()
         return 0
+
+    cdef bytes decrypt(self, Py_ssize_t *last):
+        """What is decrypted of what has come, as far as the loop's buffer takes it. last: what the last read gave; 0
+        is the end, -1 that OpenSSL wants more."""
+        cdef Py_ssize_t offset = self.decrypt_into(self._ssl_buffer_view, self.size, last)
+        return PyBytes_FromStringAndSize(<char *>self.mem, offset)
+
+    cdef bytes decrypt_much(self, Py_ssize_t *last):
+        """The same without a copy, as far as an object takes it that is as large as what has come encrypted."""
+        cdef Py_ssize_t size = self._incoming.pending, offset
+        cdef PyObject *data = new_bytes(NULL, size)
+        try:
+            view = PyMemoryView_FromMemory(PyBytes_AS_STRING(<object>data), size, PyBUF_WRITE)
+            offset = self.decrypt_into(view, size, last)
+            view = None         # ssl.SSLObject has kept no part of it
+        except BaseException:
+            Py_DECREF(<object>data)
+            raise
+        resize_bytes(&data, offset)         # lets go of it if it fails
+        result = <bytes>data
+        Py_DECREF(result)
+        return result
+
+    cdef Py_ssize_t decrypt_into(self, view, Py_ssize_t size, Py_ssize_t *last) except -1:
+        cdef Py_ssize_t offset = 0, n = 0
+        sslobj = self._sslobj
+        try:
+            while offset < size:
+                n = sslobj.read(size - offset, view[offset:] if offset else view)
+                if n == 0:
+                    break
+                offset += n
+                if not self.may_read(n):
+                    break
+        except again:
+            n = -1
+        last[0] = n
+        return offset
 
     def _do_read__buffered(self):
         cdef Py_ssize_t offset = 0, n = 0, wants
@@ -305,10 +340,9 @@ cdef class SSLCore:
 
     cdef int process_outgoing(self) except -1:
         cdef Py_ssize_t size
-        if not self._ssl_writing_paused:
+        if not self._ssl_writing_paused and self._outgoing.pending:
             data = self._outgoing.read()
-            if data:
-                self._transport.write(data)
+            self._transport.write(data)
         size = self._write_buffer_size
         if size or self._app_writing_paused or self._ssl_writing_paused or not self._outgoing_high_water:
             self._control_app_writing()     # otherwise it would find an empty buffer and nobody paused
