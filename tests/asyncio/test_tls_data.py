@@ -251,7 +251,7 @@ def test_writing_and_closing_from_the_flow_control_callbacks(run, tls):
             await far.lost
             await near.lost
             assert far.data == MESSAGE * 15 + b"pr"
-            assert near.events == ["made", "pause", "resume", "lost"]
+            assert near.events == ["made", "pause", "resume", "eof", "lost"]
     run(main())
 
 
