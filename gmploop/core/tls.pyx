@@ -67,7 +67,8 @@ cdef class SSLCore:
     cdef public long _conn_lost
     cdef public bint _app_protocol_is_buffer, _ssl_writing_paused, _ssl_reading_paused
     cdef public bint _app_reading_paused, _app_writing_paused
-    cdef unsigned char *mem     # of _ssl_buffer
+    cdef object shared          # the loop's buffer, a memoryview
+    cdef unsigned char *mem     # what it shows
     cdef Py_ssize_t size
     cdef Py_ssize_t tail        # bytes of an unfinished record that have come
     cdef Py_ssize_t left        # bytes of it that have not, once its header is there
@@ -81,12 +82,13 @@ cdef class SSLCore:
         PyObject_GetBuffer(view, &buffer, PyBUF_WRITABLE)
         self.mem, self.size = <unsigned char *>buffer.buf, buffer.len
         PyBuffer_Release(&buffer)       # the view keeps the bytearray as it is
-        self._ssl_buffer, self._ssl_buffer_view = view.obj, view
+        self.shared = self._ssl_buffer_view = view
+        self._ssl_buffer = view.obj
 
     # -- incoming
 
     def get_buffer(self, n):
-        return self._ssl_buffer_view
+        return self.shared
 
     cdef int follow(self, const unsigned char *p, Py_ssize_t n) noexcept:
         """Keep `tail` right: n bytes at p have come."""
@@ -119,6 +121,8 @@ cdef class SSLCore:
         return 0
 
     def buffer_updated(self, Py_ssize_t nbytes):
+        if not 0 <= nbytes <= self.size:
+            raise ValueError(f"{nbytes} bytes are not in a buffer of {self.size}")
         self.follow(self.mem, nbytes)
         if nbytes <= SMALL:
             self._incoming.write(PyBytes_FromStringAndSize(<char *>self.mem, nbytes))
@@ -190,7 +194,7 @@ cdef class SSLCore:
     cdef bytes decrypt(self, Py_ssize_t *last):
         """What is decrypted of what has come, as far as the loop's buffer takes it. last: what the last read gave; 0
         is the end, -1 that OpenSSL wants more."""
-        cdef Py_ssize_t offset = self.decrypt_into(self._ssl_buffer_view, self.size, last)
+        cdef Py_ssize_t offset = self.decrypt_into(self.shared, self.size, last)
         return PyBytes_FromStringAndSize(<char *>self.mem, offset)
 
     cdef bytes decrypt_much(self, Py_ssize_t *last):
@@ -217,6 +221,8 @@ cdef class SSLCore:
                 n = sslobj.read(size - offset, view[offset:] if offset else view)
                 if n == 0:
                     break
+                if not 0 < n <= size - offset:      # an SSLObject of somebody else's making
+                    raise ValueError(f"read() gave {n} bytes where {size - offset} were asked for")
                 offset += n
                 if not self.may_read(n):
                     break
