@@ -136,11 +136,11 @@ def dump(file: Any = None) -> None:
         world = handle.get_loop()
         for task in asyncio.all_tasks(world) if world is not None else ():
             task.print_stack(file=file)
-    names = m.threads()
-    for ident, frame in sys._current_frames().items():
-        if ident in names:
-            print(f"\n{names[ident]}:", file=file)
-            traceback.print_stack(frame, file=file)
+    frames = sys._current_frames()
+    for ident, name in m.threads().items():
+        print(f"\n{name}:" if ident in frames else f"\n{name} waits", file=file)
+        if ident in frames:
+            traceback.print_stack(frames[ident], file=file)
 
 
 async def end_goroutines(home: Any, timeout: float | None) -> None:

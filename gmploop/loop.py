@@ -14,7 +14,7 @@ import sys
 from asyncio import (base_events, constants, events, format_helpers, futures, protocols, tasks, trsock, unix_events)
 from asyncio.log import logger
 
-from gmploop import config, sharing, signals, transports
+from gmploop import config, sharing, signals, tasks as own_tasks, transports
 from gmploop.core import datagram, fdwatch, handle, runtime, stream, transport
 
 __all__ = ["Loop"]
@@ -48,11 +48,13 @@ class _SelectorView:
         pass
 
 
-_base_create_task = base_events.BaseEventLoop.create_task
+_base_create_task, _NEVER_EAGER = base_events.BaseEventLoop.create_task, None
 if (3, 12) <= sys.version_info < (3, 13, 1):
+    _NEVER_EAGER = "staggered_race.<locals>.run_one_coro"
+
     def _base_create_task(loop, coro, **options):
         """asyncio's race for the first connection breaks there if its tasks start eagerly (python/cpython#124309)."""
-        if getattr(coro, "__qualname__", None) == "staggered_race.<locals>.run_one_coro":
+        if getattr(coro, "__qualname__", None) == _NEVER_EAGER:
             return tasks.Task(coro, loop=loop)
         task = base_events.BaseEventLoop.create_task(loop, coro, **options)
         if getattr(task, "_source_traceback", None):
@@ -64,7 +66,8 @@ transport.configure(trsock.TransportSocket, logger)
 stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
 datagram.configure(transports.DatagramTransport)
 fdwatch.configure(ssl.SSLSocket, socket.socket)
-runtime.configure(tasks, futures, _base_create_task, socket.socket)
+own_tasks.connect()
+runtime.configure(tasks, futures, _base_create_task, socket.socket, _NEVER_EAGER)
 
 
 def _fileno(fd):
@@ -79,6 +82,15 @@ def _fileno(fd):
     return fd
 
 
+def _set_nodelay(sock):
+    """As asyncio, and for sockets whose protocol has the number 0 too, which for streams is TCP's: servers get such
+    ones from a parent or supervisor, and without TCP_NODELAY a reply in two writes takes 40 ms."""
+    if sock.proto == 0 and sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    else:
+        base_events._set_nodelay(sock)
+
+
 @functools.cache
 def _tune_malloc():
     if config.tunes_malloc():
@@ -88,22 +100,25 @@ def _tune_malloc():
 class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop):
     """An asyncio event loop. Every method of asyncio's Unix loop is there and means the same.
 
-    poller: "auto", "epoll" or "kqueue". debug: None (as `python -X dev` and PYTHONASYNCIODEBUG say), True or False.
+    poller: "auto", "io_uring", "epoll" or "kqueue". debug: None (as `python -X dev` and PYTHONASYNCIODEBUG say), True or
+    False. write_batching: whether small writes of a turn leave together when it ends (Linux).
     """
 
     _files = None           # what gmploop.fs does its work with, once it was used
     _tls_buffer = None      # what TLS connections read into, once there is one
 
-    def __init__(self, *, poller="auto", debug=None):
+    def __init__(self, *, poller="auto", debug=None, write_batching=None):
         poller = config.resolve_poller(poller)
         debug = config.resolve_debug(debug)
+        write_batching = config.resolve_write_batching(write_batching)
         _tune_malloc()
         self._ssock = self._csock = None
         self._outer_wakeup_fd = -1
         super().__init__(_SelectorView())
         if debug is not None:
             self.set_debug(debug)
-        self._open(poller)
+        self._open(poller, write_batching)
+        self._use_own_tasks(config.makes_own_tasks())
         self._selector.poller = self.poller
         self._internal_fds += 1                 # the poller
 
@@ -111,6 +126,8 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         super().__setattr__(name, value)
         if name == "time":              # a clock of this one loop
             self._use_own_clock()
+        elif name == "call_soon":
+            self._use_own_call_soon()
 
     # -- running and closing
 
@@ -171,7 +188,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         self._check_callback(callback, method)
 
     def _note_source(self, handle):
-        handle._source_traceback = format_helpers.extract_stack(sys._getframe(1))
+        handle._source_traceback = format_helpers.extract_stack(sys._getframe().f_back)
 
     def _describe_entry(self, entry):
         callback = getattr(entry, "_callback", None)
@@ -257,7 +274,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
 
     def _make_socket_transport(self, sock, protocol, waiter=None, *, extra=None, server=None, context=None):
         self._ensure_fd_no_transport(sock)
-        base_events._set_nodelay(sock)
+        _set_nodelay(sock)
         return stream.SocketTransport(self, self.poller, sock, protocol, waiter, extra, server, context)
 
     def _make_ssl_transport(self, rawsock, protocol, sslcontext, waiter=None, *, server_side=False,

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from asyncio import events
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -22,14 +23,16 @@ else:
     from asyncio import DefaultEventLoopPolicy as DefaultPolicy
 
 
-def new_event_loop(*, poller: str | None = "auto", debug: bool | None = None) -> Loop:
+def new_event_loop(*, poller: str | None = "auto", debug: bool | None = None, write_batching: bool | None = None) -> Loop:
     """Make a loop. Fit for every `loop_factory` parameter.
 
-    poller: "auto" (GMPLOOP_POLLER, else the fastest), "epoll" (Linux) or "kqueue" (macOS, BSD). debug: asyncio's debug
-    mode; None leaves it to GMPLOOP_DEBUG and asyncio. Returns a Loop that is not set as the current one; close() it.
-    Raises ValueError or TypeError naming the option, OSError if the poller cannot be had here. Callable from any thread.
+    poller: "auto" (GMPLOOP_POLLER, else the fastest), "io_uring", "epoll" (Linux) or "kqueue" (macOS, BSD). debug:
+    asyncio's debug mode; None leaves it to GMPLOOP_DEBUG and asyncio. write_batching: whether a turn's small writes leave
+    together at its end; None leaves it to GMPLOOP_WRITE_BATCHING, else they leave at once. Returns a Loop that is not set
+    as the current one; close() it. Raises ValueError or TypeError naming the option, OSError if the poller cannot be had
+    here. Callable from any thread.
     """
-    return Loop(poller=poller, debug=debug)
+    return Loop(poller=poller, debug=debug, write_batching=write_batching)
 
 
 if sys.version_info < (3, 16):
@@ -40,17 +43,19 @@ if sys.version_info < (3, 16):
         Takes the options of new_event_loop, checked here, and gives them to each loop that it makes.
         """
 
-        def __init__(self, *, poller: str | None = "auto", debug: bool | None = None) -> None:
+        def __init__(self, *, poller: str | None = "auto", debug: bool | None = None,
+                     write_batching: bool | None = None) -> None:
             config.resolve_poller(poller)
             config.resolve_debug(debug)
+            config.resolve_write_batching(write_batching)
             super().__init__()
-            self._new_loop = partial(new_event_loop, poller=poller, debug=debug)
+            self._new_loop = partial(new_event_loop, poller=poller, debug=debug, write_batching=write_batching)
 
         def new_event_loop(self) -> Loop:
             return self._new_loop()
 
 
-def install(*, poller: str | None = "auto", debug: bool | None = None) -> None:
+def install(*, poller: str | None = "auto", debug: bool | None = None, write_batching: bool | None = None) -> None:
     """Make asyncio use gmploop wherever it makes a loop itself: asyncio.run, Runner, new_event_loop, get_event_loop.
 
     Takes the options of new_event_loop and raises as it does. It works for the whole process and warns on no Python,
@@ -59,12 +64,14 @@ def install(*, poller: str | None = "auto", debug: bool | None = None) -> None:
     if sys.version_info >= (3, 16):
         config.resolve_poller(poller)
         config.resolve_debug(debug)
+        config.resolve_write_batching(write_batching)
         # what Runner and the user call
-        events.new_event_loop = asyncio.new_event_loop = partial(new_event_loop, poller=poller, debug=debug)
+        events.new_event_loop = asyncio.new_event_loop = partial(
+            new_event_loop, poller=poller, debug=debug, write_batching=write_batching)
     elif sys.version_info >= (3, 14):
-        events._set_event_loop_policy(EventLoopPolicy(poller=poller, debug=debug))
+        events._set_event_loop_policy(EventLoopPolicy(poller=poller, debug=debug, write_batching=write_batching))
     else:
-        events.set_event_loop_policy(EventLoopPolicy(poller=poller, debug=debug))
+        events.set_event_loop_policy(EventLoopPolicy(poller=poller, debug=debug, write_batching=write_batching))
 
 
 @overload
@@ -73,6 +80,7 @@ def run(
     *,
     debug: bool | None = None,
     poller: str | None = None,
+    write_batching: bool | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     procs: int | None = None,
     lock_main: bool = True,
@@ -85,6 +93,7 @@ def run(
     *,
     debug: bool | None = None,
     poller: str | None = None,
+    write_batching: bool | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     procs: int | None = None,
     shutdown_timeout: float | None = config.SHUTDOWN_S,
@@ -95,6 +104,7 @@ def run(
     *,
     debug: bool | None = None,
     poller: str | None = None,
+    write_batching: bool | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     procs: int | None = None,
     lock_main: bool = True,
@@ -103,7 +113,8 @@ def run(
 ) -> Any:
     """Run a coroutine on a new loop and return its result: asyncio.run on gmploop.
 
-    debug: as for asyncio.run. poller: as for new_event_loop. loop_factory makes the loop instead of new_event_loop.
+    debug: as for asyncio.run. poller, write_batching: as for new_event_loop. loop_factory makes the loop
+    instead of new_event_loop.
     procs: how many goroutines may run at once (None: as it is, at first GMPLOOP_PROCS or what the machine has).
     lock_main=False: `main` is a goroutine too, and moves between threads. shutdown_timeout: seconds.
     replicas: run the coroutine function `main` that many times, in as many threads with a loop each, and return the
@@ -123,15 +134,16 @@ def run(
     if not lock_main and replicas is not None:
         raise TypeError("each replica's main is locked to its thread: no lock_main=False with replicas")
     if not lock_main:
-        if poller is not None or loop_factory is not None:
-            raise TypeError("poller and loop_factory are for a loop of main's own: not with lock_main=False")
+        if poller is not None or write_batching is not None or loop_factory is not None:
+            raise TypeError("poller, write_batching and loop_factory are for a loop of main's own: not with lock_main=False")
         if events._get_running_loop() is not None:
             raise RuntimeError("gmploop.run() cannot be called from a running event loop")
         return _run_unlocked(main, debug, procs, shutdown_timeout)
     if loop_factory is None:
-        loop_factory = partial(new_event_loop, poller=poller)
-    elif poller is not None:
-        raise TypeError("poller is an option of gmploop's own loops: it cannot be given together with loop_factory")
+        loop_factory = partial(new_event_loop, poller=poller, write_batching=write_batching)
+    elif poller is not None or write_batching is not None:
+        option = "poller" if poller is not None else "write_batching"
+        raise TypeError(f"{option} is an option of gmploop's own loops: it cannot be given together with loop_factory")
     if events._get_running_loop() is not None:
         raise RuntimeError("gmploop.run() cannot be called from a running event loop")
     if replicas is not None:
@@ -183,14 +195,15 @@ def _run_unlocked(main: Any, debug: bool | None, procs: int | None, timeout: flo
     handle = goroutine.go(in_a_world(), name="main")
     try:
         return handle.result()
+    except asyncio.CancelledError:
+        if handle.fatal is not None:  # sys.exit() in another goroutine
+            raise handle.fatal from None
+        raise
     except KeyboardInterrupt:
-        if handle.done():
-            raise
-        handle.cancel()
-        try:
-            handle.result()
-        except asyncio.CancelledError:
-            pass
+        if not handle.done():
+            handle.cancel()
+            with suppress(asyncio.CancelledError):
+                handle.result()
         raise
 
 

@@ -165,7 +165,12 @@ def report_fatal(handle, exc):
     which the goroutines came; where that is none, SystemExit ends nothing and KeyboardInterrupt goes to the main thread.
     """
     home = moving.home_of(handle) if handle is not None else None
-    if home is not None and not home.is_closed():
+    if isinstance(home, World):
+        first = home.goroutine
+        if first is not None:
+            first.fatal = exc
+            first.cancel()
+    elif home is not None and not home.is_closed():
         home.call_soon_threadsafe(_raise, exc)
     elif not isinstance(exc, SystemExit):
         _thread.interrupt_main()

@@ -285,8 +285,8 @@ asyncio.run(main())
     ([], "no program given"), (["--poller"], "--poller needs a value"), (["-m"], "-m needs a value"),
     (["-c"], "-c needs a value"), (["-x", "x.py"], "unknown option '-x'"),
     (["--pollr", "epoll", "x.py"], "unknown option '--pollr'"),
-    (["--poller", "kpoll", "x.py"], "GMPLOOP_POLLER takes 'auto' or 'epoll' or 'kqueue', not 'kpoll'"),
-    (["--poller=kpoll", "-m", "x"], "GMPLOOP_POLLER takes 'auto' or 'epoll' or 'kqueue', not 'kpoll'"),
+    (["--poller", "kpoll", "x.py"], "GMPLOOP_POLLER takes 'auto' or 'io_uring' or 'epoll' or 'kqueue', not 'kpoll'"),
+    (["--poller=kpoll", "-m", "x"], "GMPLOOP_POLLER takes 'auto' or 'io_uring' or 'epoll' or 'kqueue', not 'kpoll'"),
     (["--debug", "nosuch=1", "x.py"], "GMPLOOP_DEBUG takes the keys 'asyncio' or 'preempt' or 'stall_ms' or 'schedtrace' or 'scheddetail', not 'nosuch'"),
     (["--debug", "asyncio=2", "-"], "GMPLOOP_DEBUG: asyncio takes '0' or '1', not '2'"),
 ])
@@ -300,7 +300,7 @@ def test_a_bad_command_line(tmp_path, arguments, says):
 def test_a_bad_environment(tmp_path):
     done = start([*GMPLOOP, "-c", "print('ran')"], tmp_path, env={"GMPLOOP_POLLER": "kpoll"})
     assert done.returncode == 2 and not done.stdout
-    assert "GMPLOOP_POLLER takes 'auto' or 'epoll' or 'kqueue', not 'kpoll'" in done.stderr
+    assert "GMPLOOP_POLLER takes 'auto' or 'io_uring' or 'epoll' or 'kqueue', not 'kpoll'" in done.stderr
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
@@ -313,7 +313,7 @@ def test_version(tmp_path, option):
 def test_help_names_every_option(tmp_path, option):
     done = start([*GMPLOOP, option], tmp_path)
     assert done.returncode == 0 and not done.stderr
-    for word in "--poller", "--debug", "--version", "bench", "-m module", "GMPLOOP_POLLER", "auto, epoll, kqueue":
+    for word in "--poller", "--debug", "--version", "bench", "-m module", "GMPLOOP_POLLER", "auto, io_uring, epoll, kqueue":
         assert word in done.stdout
 
 

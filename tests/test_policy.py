@@ -130,7 +130,7 @@ def test_run_names_options_it_cannot_take():
     main = running()
     with pytest.raises(TypeError, match="prcs"):
         gmploop.run(main, prcs=2)
-    with pytest.raises(ValueError, match="poller takes 'auto' or 'epoll' or 'kqueue', not 'kpoll'"):
+    with pytest.raises(ValueError, match="poller takes 'auto' or 'io_uring' or 'epoll' or 'kqueue', not 'kpoll'"):
         gmploop.run(main, poller="kpoll")
     with pytest.raises(TypeError, match="poller.*loop_factory"):
         gmploop.run(main, poller="epoll", loop_factory=gmploop.new_event_loop)
@@ -144,7 +144,7 @@ def test_run_names_options_it_cannot_take():
 @pytest.mark.parametrize("option, value, error", [
     ("poller", "kpoll", ValueError), ("poller", "", ValueError), ("poller", 3, TypeError),
     ("poller", b"epoll", TypeError),
-    ("debug", "yes", TypeError), ("debug", 1.0, TypeError),
+    ("debug", "yes", TypeError), ("debug", 1.0, TypeError), ("write_batching", "yes", TypeError),
 ])
 def test_a_bad_value_is_named_with_what_the_option_takes(call, option, value, error):
     with pytest.raises(error, match=f"^{option} takes .*, not {value!r}$"):
@@ -160,7 +160,7 @@ def test_pollers(poller):
 def test_environment_and_its_bad_values(monkeypatch):
     monkeypatch.setenv("GMPLOOP_POLLER", "kpoll")
     for call in gmploop.poller_name, gmploop.new_event_loop:
-        with pytest.raises(ValueError, match="^GMPLOOP_POLLER takes 'auto' or 'epoll' or 'kqueue', not 'kpoll'$"):
+        with pytest.raises(ValueError, match="^GMPLOOP_POLLER takes 'auto' or 'io_uring' or 'epoll' or 'kqueue', not 'kpoll'$"):
             call()
     gmploop.new_event_loop(poller="epoll").close()  # what the code says goes first
     monkeypatch.setenv("GMPLOOP_POLLER", "")

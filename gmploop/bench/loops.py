@@ -38,6 +38,10 @@ LOOPS = {
     "asyncio": LoopKind("asyncio", "SelectorEventLoop"),
     "uvloop": LoopKind("uvloop", "new_event_loop"),
     "gmploop": LoopKind("gmploop", "new_event_loop"),
+    "gmploop-batch": LoopKind("gmploop", "new_event_loop", options=(("write_batching", True),)),
+    "gmploop-uring": LoopKind("gmploop", "new_event_loop", options=(("poller", "io_uring"),)),
+    "gmploop-uring-batch": LoopKind("gmploop", "new_event_loop",
+                                    options=(("poller", "io_uring"), ("write_batching", True))),
     "rloop": LoopKind("rloop", "new_event_loop", ours=False),
     "blazio": LoopKind("blazio", "new_event_loop", ours=False),
     "zloop": LoopKind("zloop", "new_event_loop", ours=False),
@@ -61,6 +65,7 @@ class CServer:
 
 C_SERVERS = {
     "c-epoll": CServer("echo_epoll", "C epoll", ("tcp", "unix", "udp", "tls")),
+    "c-uring": CServer("echo_uring", "C io_uring"),
 }
 
 

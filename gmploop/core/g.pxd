@@ -27,6 +27,12 @@ cdef extern from "gstate.h" nogil:
         Py_ssize_t tpos
         gl_g *all_next
 
+cdef extern from "tasklist.h" nogil:
+    ctypedef struct gl_node:
+        gl_node *next
+    ctypedef struct gl_tasks:
+        pass
+
 cdef extern from "world.h" nogil:
     ctypedef struct gl_pool:
         int n
@@ -36,11 +42,18 @@ cdef extern from "world.h" nogil:
 cdef class G:
     cdef gl_world w         # owner, lock, timer heap
     cdef gl_g s             # state word and links of the scheduler: gstate.h
-    cdef gl_ring ready      # Handle pointers, and Watch pointers with bit 0 set; each a reference. Owner only
+    cdef gl_ring ready      # Handle pointers, Watch pointers with bit 0 set, and pointers of tasks to be stepped with
+                            # bit 1 set; each a reference. Owner only
     cdef PyObject *inbox    # newest first list of Handles linked by `next`; pushed by CAS, taken whole by the owner
     cdef PyObject *taken    # what the owner took from there and has not queued yet, oldest first; mostly empty
     cdef gl_pool *pool      # handles kept for reuse: a locked world's own, or its M's while one runs it; may be NULL
     cdef int watches        # of a world that moves: how many it has at the shared poller
+    cdef gl_tasks tasks     # of ours, not done; task.pyx
+    cdef gl_node world      # in a shard of the worlds that ever had such a task
+    cdef PyObject *current  # the task of ours whose step runs, borrowed; where asyncio has _current_tasks
+    cdef bint told          # asyncio has been told of it
+    cdef unsigned char shard
+    cdef bint custom_call_soon      # callbacks go through it and not directly into the ring
     cdef long waits         # operations at channels, locks and the like that wait in this world (waiter.pyx)
     cdef object __weakref__
     cdef int push_entry(self, size_t entry) except -1
@@ -63,3 +76,5 @@ cdef class G:
     cdef int post_event(self, PyObject *watch) except -1
 
 cdef int call_in(object context, PyObject *callback, PyObject *args) except -1
+cdef int track_current(dict current_tasks) except -1
+cdef int track_worlds(void (*forget)(G) noexcept) except -1

@@ -19,7 +19,8 @@ cimport cython
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF, PyTypeObject
 from cpython.object cimport PyObject
 from gmploop.core.handle cimport (
-    make_handle, CANCELLED, THREADSAFE, RUNNING, EVENT, cancel_waits, gl_fetch_or_acq_rel, gl_fetch_and_acq_rel,
+    make_handle, CANCELLED, THREADSAFE, RUNNING, EVENT, GL_FREE_THREADED, gl_world_mine, cancel_waits,
+    gl_fetch_or_acq_rel, gl_fetch_and_acq_rel,
     gl_timers_push, gl_timers_remove, gl_timers_free)
 
 cdef extern from "Python.h":
@@ -89,12 +90,39 @@ cdef extern from *:
     int raise_current() except -1
 
 
+# asyncio's table {loop: current task}, where there is one, and what task.pyx does with a world that is freed.
+cdef dict current_tasks = None
+cdef void (*forget_world)(G) noexcept
+
+
+cdef int track_current(dict table) except -1:
+    global current_tasks
+    current_tasks = table
+    return 0
+
+
+cdef int track_worlds(void (*forget)(G) noexcept) except -1:
+    global forget_world
+    forget_world = forget
+    return 0
+
+
 @cython.no_gc_clear
 cdef class G:
     def __dealloc__(self):
+        if self.world.next != NULL:
+            forget_world(self)
         self.drop_queues()
         gl_ring_free(&self.ready)
         gl_timers_free(&self.w.timers)
+
+    def __hash__(self):
+        """By identity. Whoever asks asyncio for the current task looks this loop up in a table, so that is the time to
+        enter it there; a step of which nobody asks this costs nothing."""
+        if self.current != NULL and not self.told and (not GL_FREE_THREADED or gl_world_mine(&self.w)):
+            self.told = True                     # first: the table asks for the hash again
+            current_tasks[self] = <object>self.current
+        return (<PyTypeObject *>object).tp_hash(self)
 
     cdef int drop_queues(self) except -1:
         """Let go of everything queued, without running it. Watches that stood in the ring are not touched otherwise."""
@@ -108,8 +136,8 @@ cdef class G:
                 if not self.w.timers.n:
                     return 0
                 entry = <size_t>gl_timers_remove(&self.w.timers, self.w.timers.n - 1)
-            p = <PyObject *>(entry & ~<size_t>1)
-            if entry & 1 == 0:
+            p = <PyObject *>(entry & ~<size_t>3)
+            if entry & 3 == 0:
                 h = <Handle>p
                 h.w = NULL
                 h.drop()
@@ -119,7 +147,7 @@ cdef class G:
     cdef int push_entry(self, size_t entry) except -1:
         """Append to the ready ring; the caller has made the reference."""
         if gl_ring_push(&self.ready, entry) < 0:
-            Py_DECREF(<object><PyObject *>(entry & ~<size_t>1))
+            Py_DECREF(<object><PyObject *>(entry & ~<size_t>3))
             raise MemoryError()
         return 0
 
@@ -285,9 +313,9 @@ cdef inquiry base_clear
 
 
 cdef inline int visit_entry(size_t entry, visitproc visit, void *arg) noexcept:
-    cdef PyObject *p = <PyObject *>(entry & ~<size_t>1)
+    cdef PyObject *p = <PyObject *>(entry & ~<size_t>3)
     cdef int r = 0
-    if entry & 1:
+    if entry & 3:
         return visit(p, arg)
     if (<Handle>p).callback != NULL:
         r = visit((<Handle>p).callback, arg)

@@ -12,6 +12,7 @@ the main thread takes them.
 """
 cimport cython
 import asyncio
+import os
 import sys
 import threading
 from cpython.object cimport PyObject
@@ -108,6 +109,14 @@ def start_default():
 start_lock = threading.Lock()
 
 
+def after_fork():
+    global start_lock
+    start_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=after_fork)
+
+
 def start(procs):
     """Start the runtime with `procs` Ps (None: as configured), unless it runs; then change the number, if one is given."""
     with start_lock:
@@ -152,8 +161,8 @@ cdef int begin_thread(gl_m *mp) except -1:
 cdef int run(gl_m *mp) except -1:
     """Find and run Gs until the scheduler stops."""
     cdef gl_g *gp = NULL
-    cdef int what, n = 0
-    while True:
+    cdef int what, n = 0, forks = S.forks
+    while S.forks == forks:                 # else its callback has forked, and this is the child: it ends here
         if mp.lockedg != NULL:
             drop_loop(mp)
             with nogil:
@@ -185,6 +194,7 @@ cdef int run(gl_m *mp) except -1:
             gl_give_to_locked(mp, gp)
             continue
         execute(mp, gp)
+    return 0
 
 
 cdef int drop_loop(gl_m *mp) except -1:
@@ -211,7 +221,7 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
     """Turns of one G, and where it goes then."""
     cdef G g = <G>gp.obj
     cdef gl_p *pp = mp.p
-    cdef int turns = 0, r
+    cdef int turns = 0, r, forks = S.forks
     gl_g_set(&gp.state, G_RUNNING)
     mp.curg = gp
     gl_set_owner(&g.w.owner, mp.ident)
@@ -233,6 +243,8 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
         except BaseException:
             r = TURN_MORE
             sys.excepthook(*sys.exc_info())
+        if S.forks != forks:
+            return 0
         if mp.blocked:                      # an await within syscall()
             mp.blocked = 0
             gl_g_move(&gp.state, G_BLOCKED, G_RUNNING)

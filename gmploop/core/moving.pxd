@@ -16,10 +16,11 @@ cdef class MovingCore(LoopCore):
     cdef Goroutine handle           # who waits for the root task; None once it was told
     cdef object coro                # until the first turn
     cdef object context
-    cdef readonly object home       # as the handle's
+    cdef readonly object home       # the loop from which it came, by however many go(): of a plain thread, or of a
+                                    # goroutine that came from none
     cdef object root                # the root task
     cdef int phase
-    cdef bint told_to_cancel        # before the root task was there
+    cdef int told_to_cancel         # 1: before the root task was there; 2: and begin() has done it
     cdef unsigned int inner         # tasks that were made beside it
     cdef int begin(self) except -1
     cdef int die(self) except -1
@@ -34,7 +35,8 @@ cdef class Goroutine:
     cdef object value               # result, or exception
     cdef object name_
     cdef object maker               # the loop that ran go(), for its exception handler
-    cdef object home                # the loop of a plain thread from which it came, by whatever many go(); or None
+    cdef object home                # as the world's
+    cdef public object fatal        # SystemExit or KeyboardInterrupt of a goroutine whose home this one's world is
     cdef object __weakref__
     cdef int finish(self, int status, object value) except -1
     cdef bint wait(self, tuple entry) except -1

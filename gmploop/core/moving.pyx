@@ -22,15 +22,18 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
 from gmploop.core.g cimport (
     G, gl_g, gl_ring_len, gl_ring_pop, gl_g_set, gl_load_acquire, G_RUNNABLE, G_RUNNING, G_NOTIFIED, gl_g_clear_notified)
+from gmploop.core.future cimport make_future
 from gmploop.core.handle cimport gl_lock, gl_unlock, gl_monotonic
 from gmploop.core.netpoll cimport SharedPoller, shared_poller
 from gmploop.core.poller cimport Watch, Poller, uint32_t, EV_LEVEL
 from gmploop.core.sched cimport (
     sched, current_m, gl_m, gl_p, gl_ready, gl_timer_set, gl_timer_forget, gl_all_add, gl_all_remove)
+from gmploop.core.task cimport Task, make_task
 from gmploop.core import m as m_module
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
+    bint PyCoro_CheckExact(object)
 
 cdef extern from "world.h" nogil:
     unsigned long GL_BETWEEN_MS
@@ -54,7 +57,6 @@ cdef enum:
 
 cdef object get_running_loop = asyncio._get_running_loop
 cdef object CancelledError = asyncio.CancelledError
-cdef object Task = asyncio.Task
 
 # Injected by gmploop.world.
 cdef type World = None
@@ -120,8 +122,9 @@ cdef class MovingCore(LoopCore):
             if self.handle.name_ is None:
                 self.handle.name_ = self.root.get_name()
             self.root.add_done_callback(self._root_done, context=self.context)
-            if self.told_to_cancel:
+            if load_int(&self.told_to_cancel):
                 self.root.cancel()
+                self.told_to_cancel = 2
         except BaseException as exc:
             self.phase = OVER
             self.handle.finish(FAILED, exc)
@@ -203,7 +206,7 @@ cdef class MovingCore(LoopCore):
         """Nothing waits in a poller on behalf of this world alone."""
 
     def create_future(self):
-        return asyncio.Future(loop=self)
+        return make_future(self)
 
     def create_task(self, coro, *, name=None, context=None, **kwargs):
         """Run a coroutine as a task of this world."""
@@ -220,9 +223,9 @@ cdef class MovingCore(LoopCore):
         return base_create_task(self, coro, **kwargs)
 
     def _cancel_root(self, msg):
-        if self.root is None:
-            self.told_to_cancel = True
-        else:
+        if self.told_to_cancel == 2:            # begin() has done it
+            self.told_to_cancel = 0
+        elif self.root is not None:
             self.root.cancel(msg)
 
     @property
@@ -237,10 +240,8 @@ cdef object base_create_task = asyncio.BaseEventLoop.create_task
 
 cdef object new_task(loop, coro, name, context):
     """The one place where tasks of worlds that move are made."""
-    if name is None:
-        if context is None:
-            return Task(coro, loop=loop)
-        return Task(coro, loop=loop, context=context)
+    if PyCoro_CheckExact(coro) and (name is None or type(name) is str):
+        return make_task(loop, coro, PyContext_CopyCurrent() if context is None else context, name)
     return Task(coro, loop=loop, name=name, context=context)
 
 
@@ -282,8 +283,10 @@ def go(fn_or_coro, *args, name=None):
     w.poller = shared_poller()
     w.handle, handle.world = handle, w
     handle.maker, handle.name_ = maker, name
-    handle.home = (<MovingCore>maker).home if isinstance(maker, MovingCore) else maker
-    w.home = handle.home
+    w.home = maker
+    if isinstance(maker, MovingCore) and (<MovingCore>maker).home is not None:
+        w.home = (<MovingCore>maker).home
+    handle.home = w.home
     w.coro, w.context = coro, PyContext_CopyCurrent()
     w._closed = False
     w.s.obj, w.s.tpos = <void *>w, -1
@@ -400,6 +403,8 @@ cdef class Goroutine:
         if world is None:
             return False
         try:
+            if world.phase == NEW:
+                store_int(&world.told_to_cancel, 1)
             world.call_soon_threadsafe(world._cancel_root, msg)
         except RuntimeError:
             return False

@@ -21,6 +21,11 @@ cdef enum:
 cdef enum:
     RBUF = 262144               # stock's max_size: what one read takes at most
 
+cdef enum:
+    RX_OFF = 0                  # there is none
+    RX_ON = 1                   # the kernel has it, or will with the next poll
+    RX_STOPPING = 2             # its cancel was asked for; its own end is still to come
+
 cdef class Watch:
     cdef G g                    # the world that is told; NULL-like None once the watch has ended
     cdef Poller poller
@@ -30,6 +35,13 @@ cdef class Watch:
     cdef uint32_t revents       # what has come and was not dispatched yet
     cdef uint32_t posted        # of a world that moves: events that were posted to it and not taken. Atomic
     cdef bint queued            # stands in the ready ring
+    cdef bint rx_wanted         # the owner wants to receive by completions: Poller.receive()
+    cdef unsigned char rx       # RX_*: the receive operation that the kernel has
+    cdef bint in_batch          # stands in a SendBatch
+    cdef bytes out              # what the SendBatch shall send
+    cdef int batch_sent(self, int n) except -1
+    cdef int received(self, const char *buf, Py_ssize_t n) except -1
+    cdef int receive_ended(self) except -1
     cdef int on_events(self, uint32_t events) except -1
     cdef int push(self, uint32_t events) except -1
     cdef bint is_transport(self)
@@ -41,6 +53,9 @@ cdef class Poller:
     cdef uint32_t next_gen
     cdef int fork_gen
     cdef readonly bint closed
+    cdef readonly bint receives # whether receive() is there
+    cdef readonly bint batches  # write_batching: send_later() is to be used
+    cdef Py_ssize_t chunk       # bytes of the buffers that it receives into
     cdef readonly str name
     cdef char *rbuf             # RBUF bytes that a read lands in before it becomes a bytes object; made on first use
     cdef char *read_buffer(self) except NULL
@@ -50,6 +65,10 @@ cdef class Poller:
     cdef Watch lookup(self, int fd)
     cdef int watch(self, Watch w, uint32_t mask) except -1
     cdef int rearm(self, Watch w) except -1
+    cdef int receive(self, Watch w, bint on) except -1
+    cdef int batch_writes(self) except -1
+    cdef int send_later(self, Watch w) except -1
+    cdef int flush(self) except -1
     cdef int poll(self, int64_t delay_ns) except -1
     cdef int wake(self) except -1
     cdef int close(self) except -1

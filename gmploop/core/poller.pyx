@@ -15,13 +15,25 @@ A Watch is one fd's registration for one owner: a transport, or the reader and w
   kernel says that it would block, or remembers that it has not.
 - detach() comes before the fd is closed, always: a duplicate in another process would keep the registration alive.
 
+Operations. A backend that `receives` also takes receives: receive(w, True) asks for them, receive(w, False) no longer.
+    RX_OFF --> RX_ON --(cancel)--> RX_STOPPING --> RX_OFF; see poller_uring.pyx
+- Within poll(), w.received(buf, n) hands over what came, in order; n = 0 is the end, n < 0 -errno, and both are the last.
+  The buffer is the poller's: its bytes are copied before received() returns.
+- To stop is to cancel: it asks the kernel to hurry. What was received before its end is still handed over; the
+  operation's own last completion ends it, and w.receive_ended() says so if it is not wanted again by then.
+- detach() returns when the kernel has let go of the socket: then it can be closed, and the peer sees the end.
+- Completions carry fd and generation, as events do: what comes for a former owner of the number reaches nobody.
+With write_batching (`batches`) send_later(w) has w.out sent by the next poll() or flush(), in order and once; the bytes
+are the batch's until w.batch_sent(n). A loop that stops flushes.
+
 poll(delay_ns) pushes each watch that has events to its world's ready ring (once, events merged): <0 waits, 0 looks, >0
 waits at most so long. It releases the GIL. It returns early, without events, for a signal or a wake().
 wake() from any thread: the current poll, or else the next, returns at once.
-After fork() the child's kernel objects are still shared with the parent (epoll), or their numbers are nobody's (kqueue).
+After fork() the child's kernel objects are still shared with the parent (epoll, io_uring), or their numbers are nobody's
+(kqueue).
 A poller notices by a generation counter and, when its world is next used, makes new ones and registers what it watched;
 what the parent uses is not touched.
-close() ends it; a second call does nothing.
+close() ends it, and what the kernel still had to do for it; a second call does nothing.
 """
 from cpython.ref cimport Py_INCREF
 from cpython.object cimport PyObject
@@ -49,6 +61,18 @@ cdef int fork_generation() noexcept:
 cdef class Watch:
     cdef int on_events(self, uint32_t events) except -1:
         """Called in the world's turn with all that has come since the last call."""
+        return 0
+
+    cdef int received(self, const char *buf, Py_ssize_t n) except -1:
+        """Called within poll(): n bytes have come, or (0) the end, or (< 0) -errno. Runs no user's code."""
+        return 0
+
+    cdef int receive_ended(self) except -1:
+        """Called within poll(): the kernel has let go of the receive, which is not wanted any more."""
+        return 0
+
+    cdef int batch_sent(self, int n) except -1:
+        """Called by a SendBatch: n bytes of `out` were sent (INT_MAX: all), or (< 0) -errno. `out` is the watch's again."""
         return 0
 
     cdef bint is_transport(self):
@@ -149,14 +173,28 @@ cdef class Poller:
                 w.poller = None
         return 0
 
+    # What every backend defines. `Poller` itself watches nothing: it is never made.
+
     cdef int watch(self, Watch w, uint32_t mask) except -1:
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} is no poller")
 
     cdef int rearm(self, Watch w) except -1:
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} is no poller")
+
+    cdef int receive(self, Watch w, bint on) except -1:
+        return 0
+
+    cdef int batch_writes(self) except -1:
+        return 0
+
+    cdef int send_later(self, Watch w) except -1:
+        return 0
+
+    cdef int flush(self) except -1:
+        return 0
 
     cdef int poll(self, int64_t delay_ns) except -1:
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} is no poller")
 
     cdef int wake(self) except -1:
         return 0

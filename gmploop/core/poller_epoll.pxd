@@ -1,3 +1,4 @@
+from gmploop.core.batch cimport SendBatch
 from gmploop.core.handle cimport gl_spinlock
 from gmploop.core.poller cimport Poller, Watch, uint32_t, int64_t
 
@@ -16,6 +17,7 @@ cdef enum:
 
 cdef class EpollPoller(Poller):
     cdef int epfd
+    cdef SendBatch batch        # None without write_batching
     cdef int orphans            # events since the last fresh start that no watch wanted
     cdef int wakefd             # written by the owner under wake_lock, used by any thread under it
     cdef gl_spinlock wake_lock
@@ -23,3 +25,5 @@ cdef class EpollPoller(Poller):
     cdef int open(self) except -1
     cdef int close_fds(self) except -1
     cdef int control(self, Watch w, int op, uint32_t mask) except -1
+    cdef int forget(self, Watch w) except -1
+    cdef int tell(self, int n) except -1

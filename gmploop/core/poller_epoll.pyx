@@ -4,10 +4,10 @@
 The token of a registration is fd | generation << 32. The eventfd that wakes has token 0 and is edge-triggered, so that
 it is never read: each write is a new edge, and its counter cannot fill up in the life of a machine.
 """
-cimport cython
 from cpython.exc cimport PyErr_SetFromErrno, PyErr_CheckSignals
 from libc.errno cimport errno, EINTR, EEXIST, ENOENT, ENOSYS, EBADF
 from libc.string cimport memset
+from gmploop.core.g cimport gl_ring_len
 from gmploop.core.handle cimport gl_lock, gl_unlock
 from gmploop.core.poller cimport EV_LEVEL, EV_KERNEL
 
@@ -44,7 +44,6 @@ cdef extern from *:
     uint32_t EPOLLET, EPOLLIN
 
 
-@cython.final
 cdef class EpollPoller(Poller):
     def __cinit__(self, g):
         self.name = "epoll"
@@ -115,11 +114,16 @@ cdef class EpollPoller(Poller):
             PyErr_SetFromErrno(OSError)
         return 0
 
+    cdef int forget(self, Watch w) except -1:
+        """Drop the registration of a watch whose place is being taken."""
+        return self.control(w, EPOLL_CTL_DEL, 0) if w.mask else 0
+
     cdef int poll(self, int64_t delay_ns) except -1:
-        cdef int i, n
-        cdef unsigned long long token
-        cdef int fd
-        cdef Watch w
+        cdef int n
+        if self.batches and self.batch.waiting:
+            self.flush()
+            if gl_ring_len(&self.g.ready):      # what could not be sent has something to do
+                delay_ns = 0
         with nogil:
             n = gl_epoll_wait(self.epfd, self.events, MAX_EVENTS, delay_ns)
         if n < 0:
@@ -127,6 +131,26 @@ cdef class EpollPoller(Poller):
                 PyErr_SetFromErrno(OSError)
             PyErr_CheckSignals()
             return 0
+        return self.tell(n)
+
+    cdef int batch_writes(self) except -1:
+        self.batch = SendBatch()
+        self.batches = True
+        return 0
+
+    cdef int send_later(self, Watch w) except -1:
+        return self.batch.add(w)
+
+    cdef int flush(self) except -1:
+        if self.batches and not self.forked():
+            self.batch.flush()
+        return 0
+
+    cdef int tell(self, int n) except -1:
+        """Push the watches of the first n events."""
+        cdef int i, fd
+        cdef unsigned long long token
+        cdef Watch w
         for i in range(n):
             token = self.events[i].data.u64
             if token == 0:
@@ -153,6 +177,8 @@ cdef class EpollPoller(Poller):
 
     cdef int close(self) except -1:
         if not self.closed:
+            if self.batches:
+                self.batch.close()
             Poller.close(self)
             self.close_fds()
         return 0

@@ -7,6 +7,7 @@ cdef class LoopCore(G):
     cdef public bint _stopping, _closed
     cdef public object _task_factory
     cdef object task_kwargs             # {"loop": self}, made once
+    cdef readonly bint own_tasks        # create_task() and create_future() give the types of task.pyx and future.pyx
     cdef bint custom_call_at            # call_later() then goes through it, as asyncio's does
     cdef bint custom_time               # a subclass overrides time(): virtual clocks
     cdef unsigned int skipped, skip     # turns since the last poll; how many may pass while work is ready

@@ -20,6 +20,8 @@ from gmploop.core.handle cimport (
     GL_TICKS_LITTLE, gl_lock, gl_unlock)
 from gmploop.core.g cimport (
     gl_ring_len, gl_ring_pop, gl_g_cas, gl_g_set, gl_g_clear_notified, gl_pool, G_IDLE, G_RUNNABLE, G_RUNNING)
+from gmploop.core.future cimport make_future
+from gmploop.core.task cimport Task, make_task, run_task
 from gmploop.core.poller cimport Watch, uint32_t
 from gmploop.core.stream cimport SocketTransport
 from gmploop.core.fdwatch cimport SockOp
@@ -28,6 +30,7 @@ cdef extern from "Python.h":
     object PyContext_CopyCurrent()
     object PyObject_Call(object, object, object)
     object PyObject_CallNoArgs(object)
+    bint PyCoro_CheckExact(object)
 
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident()
@@ -63,15 +66,18 @@ cdef dict tasks_names = None
 cdef dict futures_names = None
 cdef object base_create_task = None
 cdef type socket_type = None
+cdef object stock_task = None, stock_eager_factory = None, never_eager = None
 cdef int OP_RECV = 0, OP_RECV_INTO = 1, OP_SENDALL = 2, OP_CALL_READ = 3, OP_CALL_WRITE = 4, OP_SENDALL_BY_CALL = 5
 
 
-def configure(tasks_module, futures_module, create_task, plain_socket_type):
+def configure(tasks_module, futures_module, create_task, plain_socket_type, str never_eager_name):
     """Set what loops need of asyncio: its modules of Task and Future, and BaseEventLoop.create_task for the cases that
-    are not hot."""
-    global tasks_names, futures_names, base_create_task, socket_type
+    are not hot; and the qualified name of coroutines that must not start eagerly."""
+    global tasks_names, futures_names, base_create_task, socket_type, stock_task, stock_eager_factory, never_eager
     tasks_names, futures_names = vars(tasks_module), vars(futures_module)
     base_create_task, socket_type = create_task, plain_socket_type
+    never_eager = never_eager_name
+    stock_task, stock_eager_factory = tasks_module.Task, getattr(tasks_module, "eager_task_factory", None)
 
 
 def keep_freed_memory(long trim_bytes, long mmap_bytes):
@@ -83,16 +89,21 @@ cdef class LoopCore(G):
     def __cinit__(self, *args, **kwargs):
         self._closed = True             # until _open(): __del__ of a loop whose constructor failed has nothing to close
 
-    def _open(self, str poller):
+    def _open(self, str poller, bint write_batching=False):
         """Open the poller of this name. Once, by the constructor of the subclass. OSError says why it cannot be had."""
         self.custom_time = type(self).time is not LoopCore.time
         self.custom_call_at = type(self).call_at is not LoopCore.call_at
+        self.custom_call_soon = type(self).call_soon is not LoopCore.call_soon
         self.task_kwargs = {"loop": self}
         if poller == "epoll":
             from gmploop.core.poller_epoll import EpollPoller as Backend
+        elif poller == "io_uring":
+            from gmploop.core.poller_uring import UringPoller as Backend
         else:
             from gmploop.core.poller_kqueue import KqueuePoller as Backend
         self.poller = Backend(self)
+        if write_batching:
+            self.poller.batch_writes()
         self.pool = <gl_pool *>calloc(1, sizeof(gl_pool))
 
     def __dealloc__(self):
@@ -106,6 +117,13 @@ cdef class LoopCore(G):
 
     def _use_own_clock(self):
         self.custom_time = True
+
+    def _use_own_call_soon(self):
+        self.custom_call_soon = True
+
+    def _use_own_tasks(self, bint on):
+        """Whether create_task() and create_future() give this package's types, or asyncio's."""
+        self.own_tasks = on
 
     # -- entering and leaving
 
@@ -154,6 +172,7 @@ cdef class LoopCore(G):
         return 0
 
     cdef int leave(self) except -1:
+        self.poller.flush()
         if not gl_g_cas(&self.s.state, G_RUNNING, G_IDLE):
             gl_g_set(&self.s.state, G_RUNNABLE)       # there is a post that no turn has seen
         return self.disown()
@@ -373,7 +392,7 @@ cdef class LoopCore(G):
         return 0
 
     cdef int run_entry(self, size_t entry) except -1:
-        cdef PyObject *p = <PyObject *>(entry & ~<size_t>1)
+        cdef PyObject *p = <PyObject *>(entry & ~<size_t>3)
         cdef Watch w
         cdef Handle h
         cdef uint32_t events
@@ -388,6 +407,8 @@ cdef class LoopCore(G):
                 raise
             except BaseException as exc:
                 self._event_error(w, exc)
+        elif entry & 2:
+            run_task(self, p)
         else:
             h = <Handle>p
             Py_DECREF(h)
@@ -404,7 +425,7 @@ cdef class LoopCore(G):
             entry = gl_ring_pop(&self.ready)
             if entry == 0:
                 break
-            p = <PyObject *>(entry & ~<size_t>1)
+            p = <PyObject *>(entry & ~<size_t>3)
             what = <object>p
             described = self._describe_entry(what)
             self._current_handle = what
@@ -469,6 +490,8 @@ cdef class LoopCore(G):
 
     def create_future(self):
         """A future of this loop."""
+        if self.own_tasks and (self._task_factory is None or self._task_factory is stock_eager_factory):
+            return make_future(self)        # another factory's tasks are asyncio's, and quicker with its futures
         if self.task_kwargs is None:        # closed
             return futures_names["Future"](loop=self)
         return PyObject_Call(futures_names["Future"], (), self.task_kwargs)
@@ -478,6 +501,16 @@ cdef class LoopCore(G):
 
     def create_task(self, coro, *, name=None, context=None, **kwargs):
         """Run a coroutine as a task of this loop."""
+        if self.own_tasks and tasks_names["Task"] is stock_task:    # some programs put theirs in its place
+            if self._task_factory is None:
+                self.check_open()
+                if PyCoro_CheckExact(coro) and not kwargs and (name is None or type(name) is str):
+                    return make_task(self, coro, PyContext_CopyCurrent() if context is None else context, name)
+                return Task(coro, loop=self, name=name, context=context, **kwargs)
+            if self._task_factory is stock_eager_factory:
+                self.check_open()
+                kwargs.setdefault("eager_start", never_eager is None or getattr(coro, "__qualname__", "") != never_eager)
+                return Task(coro, loop=self, name=name, context=context, **kwargs)
         if self._task_factory is None and not self.w.debug and context is None and not kwargs:
             self.check_open()
             if name is None:

@@ -53,7 +53,7 @@ cdef extern from "scheduler.h" nogil:
     ctypedef struct gl_sched:
         gl_list all[1]
         size_t qsize
-        int npidle, nmidle, nmspinning, needspinning, procs, nallp, nm, nmlive, stopping, watchers, polling
+        int npidle, nmidle, nmspinning, needspinning, procs, nallp, nm, nmlive, stopping, forks, watchers, polling
         gl_p *allp[1]
         gl_m *allm[1]
         int64_t lastpoll_ns, spin_ns, backlog_ns
@@ -63,6 +63,7 @@ cdef extern from "scheduler.h" nogil:
         void (*poll_break)() noexcept nogil
         int (*start_thread)(gl_m *) noexcept nogil
     void gl_sched_init(gl_sched *)
+    void gl_sched_after_fork(gl_sched *)
     int gl_set_procs(gl_sched *, int)
     void gl_stop(gl_sched *)
     gl_g *gl_next(gl_sched *, gl_m *)

@@ -1,5 +1,6 @@
 # cython: language_level=3, freethreading_compatible=True, binding=True
 """The process's scheduler: the one instance of scheduler.h, the calling thread's M, and what can be read of them."""
+import os
 
 cdef extern from *:
     """
@@ -25,6 +26,18 @@ cdef gl_m *current_m() noexcept nogil:
 
 cdef void set_current_m(gl_m *mp) noexcept nogil:
     gl_set_my_m(mp)
+
+
+gl_sched_init(&gl_the_sched)
+
+
+def after_fork():
+    """In the child: there is no goroutine and no M. If an M has forked, its callback goes on as a plain thread's."""
+    gl_sched_after_fork(&gl_the_sched)
+    gl_set_my_m(NULL)
+
+
+os.register_at_fork(after_in_child=after_fork)
 
 
 def set_tunables(long long spin_ns, long long backlog_ns):

@@ -120,6 +120,7 @@ typedef struct gl_sched {
     gl_p *allp[GL_MAX_P];
     gl_m *allm[GL_MAX_M];
     int stopping;
+    int forks;                          /* between the first process and this one: an M of another is none here */
     int watchers;                       /* fds that the poller watches. Atomic */
     int polling;                        /* somebody is in the poller. Atomic */
     gl_m *poller_m;                     /* who waits there without a P. Under lock */
@@ -136,6 +137,10 @@ typedef struct gl_sched {
 } gl_sched;
 
 #define GL_NEVER INT64_MAX
+
+/* Counters that one thread writes, or that several do; read at any time. */
+#define GL_ADD(counter, n)  gl_store_relaxed(&(counter), (counter) + (n))
+#define GL_SUM(counter, n)  __atomic_fetch_add(&(counter), (n), __ATOMIC_RELAXED)
 
 /* -- the one seam through which transitions of P and M go */
 
@@ -216,7 +221,7 @@ static inline gl_g *gl_q_get(gl_sched *S, gl_p *pp, size_t most) {
     if (n > S->qsize) n = S->qsize;
     if (n > GL_RUNQ_CAP / 2) n = GL_RUNQ_CAP / 2;
     if (most && n > most) n = most;
-    pp->n.from_global += n;
+    GL_ADD(pp->n.from_global, n);
     gp = gl_q_pop(S);
     while (--n) gl_runq_put(&pp->q, gl_q_pop(S), 0, &none);     /* the ring was empty, or `most` is 1 */
     return gp;
@@ -234,9 +239,10 @@ static inline void gl_wakep(gl_sched *S) {
     if (!__atomic_compare_exchange_n(&S->nmspinning, &zero, 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) return;
     pthread_mutex_lock(&S->lock);
     pp = gl_pidle_get(S);
+    /* Under the lock: who put a G before it, and saw this count, is seen by the M that gives up a P after it. */
+    if (!pp) __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&S->lock);
     if (pp) gl_startm(S, pp, 1);
-    else __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
 }
 
 static inline void gl_give(gl_m *mp, gl_p *pp, int spinning) {
@@ -252,8 +258,8 @@ static gl_m *gl_new_m(gl_sched *S) {            /* under lock */
     mp->random = (uint32_t)mp->id * 2654435761u;
     gl_note_init(&mp->note);
     gl_store_release(&S->allm[mp->id - 1], mp);
-    S->nmlive++;
-    S->m_made++;
+    GL_ADD(S->nmlive, 1);
+    GL_ADD(S->m_made, 1);
     return mp;
 }
 
@@ -264,8 +270,8 @@ static void gl_startm(gl_sched *S, gl_p *pp, int spinning) {
     pthread_mutex_lock(&S->lock);
     if ((mp = S->midle)) {
         S->midle = mp->link;
-        S->nmidle--;
-    } else if ((mp = S->poller_m) && !mp->nextp && !S->watchers) {
+        GL_ADD(S->nmidle, -1);
+    } else if ((mp = S->poller_m) && !mp->nextp && !gl_load_relaxed(&S->watchers)) {
         polls = 1;      /* it waits for a time only, and will be back there when this has been done */
     } else {
         mp = made = gl_new_m(S);
@@ -278,7 +284,7 @@ static void gl_startm(gl_sched *S, gl_p *pp, int spinning) {
         pthread_mutex_lock(&S->lock);           /* no thread to be had; sysmon tries again */
         gl_m_set(made, M_DEAD);
         made->nextp = NULL;
-        S->nmlive--;
+        GL_ADD(S->nmlive, -1);
         gl_p_set(pp, P_IDLE);
         gl_pidle_put(S, pp);
         pthread_mutex_unlock(&S->lock);
@@ -374,7 +380,7 @@ static inline void gl_put_batch(gl_sched *S, gl_p *pp, gl_batch *b) {    /* owne
         gl_runq_put(&pp->q, gp, 0, &over);
     }
     if (!over.n) return;
-    pp->n.overflows++;
+    GL_ADD(pp->n.overflows, 1);
     pthread_mutex_lock(&S->lock);
     gl_q_put(S, &over);
     pthread_mutex_unlock(&S->lock);
@@ -400,23 +406,22 @@ static inline gl_p *gl_enter(gl_m *mp) {
 
 static inline void gl_leave(gl_m *mp, gl_p *pp) { gl_p_set(pp, gl_status(P_INCALL, mp)); }
 
-/* The G was made runnable: queue it. mp: the M that calls this within a callback, or NULL for any other thread. */
+/* The G was made runnable: queue it. mp: the M that calls this, or NULL for any other thread. Within a callback it goes
+ * into the scheduler for the moment; but a finaliser may call this too, while the M is there already. */
 static inline void gl_ready(gl_sched *S, gl_m *mp, gl_g *gp, int next) {
     gl_batch over = { 0 };
-    gl_p *pp = mp ? gl_enter(mp) : NULL;
+    gl_p *pp = mp ? mp->p : NULL;
+    int in_call = pp && gl_load_relaxed(&pp->status) != gl_status(P_RUNNING, mp);
+    if (in_call) pp = gl_enter(mp);
     if (!pp) {
         gl_batch_add(&over, gp);
         gl_inject(S, &over);
         return;
     }
     gl_runq_put(&pp->q, gp, next, &over);
-    if (over.n) {
-        pp->n.overflows++;
-        gl_leave(mp, pp);
-        gl_inject(S, &over);
-        return;
-    }
-    gl_leave(mp, pp);
+    if (over.n) GL_ADD(pp->n.overflows, 1);
+    if (in_call) gl_leave(mp, pp);
+    if (over.n) gl_inject(S, &over);
 }
 
 /* After its turn: to the end of the line. The M is not in a callback; it may have lost its P. */
@@ -464,7 +469,7 @@ static inline gl_g *gl_next(gl_sched *S, gl_m *mp) {
     gl_batch due = { 0 };
     int inherit = 0;
     if (gl_load_relaxed(&pp->next_ns) != GL_NEVER && gl_timers_run(pp, gl_now_ns(), &due)) {
-        pp->n.timers += due.n;
+        GL_ADD(pp->n.timers, due.n);
         gl_put_batch(S, pp, &due);
     }
     if (pp->schedtick % 61 == 0 && gl_load_relaxed(&S->qsize)) {
@@ -478,7 +483,7 @@ static inline gl_g *gl_next(gl_sched *S, gl_m *mp) {
         gp = gl_q_get(S, pp, 0);
         pthread_mutex_unlock(&S->lock);
     }
-    pp->n.inherited += (uint64_t)inherit;
+    GL_ADD(pp->n.inherited, (uint64_t)inherit);
     return gp;
 }
 
@@ -493,7 +498,7 @@ static inline void gl_share(gl_sched *S, gl_p *pp) {
         pp->mean_ns += ((now - pp->tick_ns) / 4 - pp->mean_ns) / 4;
         n = gl_runq_len(&pp->q);
         if (n && n * pp->mean_ns > S->backlog_ns) {
-            pp->n.wakes++;
+            GL_ADD(pp->n.wakes, 1);
             gl_wakep(S);
         }
     }
@@ -510,7 +515,7 @@ static inline gl_g *gl_steal(gl_sched *S, gl_m *mp) {
             gl_g *gp;
             gl_batch due = { 0 };
             if (round == 3 && gl_timers_run(victim, gl_now_ns(), &due)) {
-                pp->n.timers += due.n;
+                GL_ADD(pp->n.timers, due.n);
                 gl_put_batch(S, pp, &due);
                 int inherit;
                 if ((gp = gl_runq_get(&pp->q, &inherit))) return gp;
@@ -518,8 +523,8 @@ static inline gl_g *gl_steal(gl_sched *S, gl_m *mp) {
             if (victim == pp || !gl_runq_len(&victim->q)) continue;
             gp = gl_runq_steal(&pp->q, &victim->q, round == 3);
             if (gp) {
-                pp->n.steals++;
-                pp->n.stolen += gl_runq_len(&pp->q) + 1;
+                GL_ADD(pp->n.steals, 1);
+                GL_ADD(pp->n.stolen, gl_runq_len(&pp->q) + 1);
                 return gp;
             }
         }
@@ -580,8 +585,8 @@ static void gl_park(gl_sched *S, gl_m *mp) {
     if (gl_load_relaxed(&S->stopping)) { pthread_mutex_unlock(&S->lock); return; }
     mp->link = S->midle;
     S->midle = mp;
-    S->nmidle++;
-    S->parks++;
+    GL_ADD(S->nmidle, 1);
+    GL_ADD(S->parks, 1);
     gl_m_set(mp, M_PARKED);
     pthread_mutex_unlock(&S->lock);
     gl_note_sleep(&mp->note, -1);
@@ -635,7 +640,7 @@ static inline int gl_look_in_poller(gl_sched *S, gl_m *mp) {
     if (!gl_load_relaxed(&S->watchers)
             || !__atomic_compare_exchange_n(&S->polling, &zero, 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) return 0;
     n = S->poll(mp, 0);
-    mp->p->n.polls++;
+    GL_ADD(mp->p->n.polls, 1);
     gl_store_relaxed(&S->lastpoll_ns, gl_now_ns());
     gl_store_release(&S->polling, 0);
     return n;
@@ -660,6 +665,24 @@ static int gl_search(gl_sched *S, gl_m *mp, gl_g **out, int *n_events) {
     }
 }
 
+/* An M without a P looks for work no longer: 0; or 1, there was some that nobody else may have seen, and it has a P. */
+static int gl_spin_end(gl_sched *S, gl_m *mp) {
+    if (!mp->spinning) return 0;
+    mp->spinning = 0;
+    __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
+    gl_m_set(mp, M_RUNNING);
+    gl_fence_seq_cst();                         /* with gl_inject() and gl_ready() */
+    if (!gl_any_work(S, gl_now_ns())) return 0;
+    if (gl_take_idle(S, mp)) {
+        gl_spin_begin(S, mp);
+        return 1;
+    }
+    pthread_mutex_lock(&S->lock);
+    S->needspinning = 1;                        /* who is about to give up a P looks once more instead */
+    pthread_mutex_unlock(&S->lock);
+    return 0;
+}
+
 /* Give the P up: 0; or 1, and there is something to do. */
 static int gl_give_up_p(gl_sched *S, gl_m *mp) {
     gl_p *pp = mp->p;
@@ -680,20 +703,7 @@ static int gl_give_up_p(gl_sched *S, gl_m *mp) {
         gl_pidle_put(S, pp);
         pthread_mutex_unlock(&S->lock);
     }
-    if (!mp->spinning) return 0;
-    mp->spinning = 0;
-    __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
-    gl_m_set(mp, M_RUNNING);
-    gl_fence_seq_cst();                         /* with gl_inject() and gl_ready() */
-    if (!gl_any_work(S, gl_now_ns())) return 0;
-    if (gl_take_idle(S, mp)) {
-        gl_spin_begin(S, mp);
-        return 1;
-    }
-    pthread_mutex_lock(&S->lock);
-    S->needspinning = 1;                        /* who is about to give up a P looks once more instead */
-    pthread_mutex_unlock(&S->lock);
-    return 0;
+    return gl_spin_end(S, mp);
 }
 
 /* The next thing to do, waiting for it as long as it takes. The thread must be detached from Python. Afterwards the M
@@ -711,9 +721,7 @@ static int gl_find(gl_sched *S, gl_m *mp, gl_g **out, int *n_events) {
             if (r) { gl_spin_found(S, mp); return r; }
             if (gl_give_up_p(S, mp)) continue;
         } else if (mp->spinning) {              /* its P was retired */
-            mp->spinning = 0;
-            __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
-            gl_m_set(mp, M_RUNNING);
+            if (gl_spin_end(S, mp)) continue;
         } else if (gl_take_idle(S, mp)) {
             gl_spin_begin(S, mp);
             continue;
@@ -738,7 +746,7 @@ static int gl_find(gl_sched *S, gl_m *mp, gl_g **out, int *n_events) {
 /* The P in hand has lost its M: who goes on with it? */
 static void gl_handoff(gl_sched *S, gl_p *pp) {
     int zero = 0;
-    S->handoffs++;
+    GL_SUM(S->handoffs, 1);
     if (pp->id >= gl_load_relaxed(&S->procs)) { gl_retire(S, pp); return; }
     if (gl_runq_len(&pp->q) || gl_load_relaxed(&S->qsize)) { gl_startm(S, pp, 0); return; }
     if (gl_load_relaxed(&S->nmspinning) + gl_load_relaxed(&S->npidle) == 0
@@ -755,7 +763,7 @@ static void gl_handoff(gl_sched *S, gl_p *pp) {
     gl_pidle_put(S, pp);
     pthread_mutex_unlock(&S->lock);
     if (gl_load_relaxed(&pp->next_ns) < gl_load_relaxed(&S->poll_until)) S->poll_break();
-    else if (!gl_load_relaxed(&S->polling) && (S->watchers || gl_load_relaxed(&pp->next_ns) != GL_NEVER)) gl_wakep(S);
+    else if (!gl_load_relaxed(&S->polling) && (gl_load_relaxed(&S->watchers) || gl_load_relaxed(&pp->next_ns) != GL_NEVER)) gl_wakep(S);
 }
 
 /* From an M whose callback runs too long. 1 if the P was taken; it is in the caller's hands then, IDLE. */
@@ -823,7 +831,7 @@ static int gl_set_procs(gl_sched *S, int n) {
         gl_p *pp = *at;
         if (pp->id < n) { at = &pp->link; continue; }
         *at = pp->link;
-        S->npidle--;
+        GL_ADD(S->npidle, -1);
         pp->link = dead;
         dead = pp;
     }
@@ -846,13 +854,25 @@ static inline void gl_sched_init(gl_sched *S) {
     S->backlog_ns = 5000;
 }
 
+/* In the child of a fork: the other threads are not there. What they had is left where it is. */
+static inline void gl_sched_after_fork(gl_sched *S) {
+    gl_sched fresh;
+    memset(&fresh, 0, sizeof fresh);
+    fresh.poll = S->poll;
+    fresh.poll_break = S->poll_break;
+    fresh.start_thread = S->start_thread;
+    fresh.forks = S->forks + 1;
+    *S = fresh;
+    gl_sched_init(S);
+}
+
 /* All Ms leave gl_find() with GL_STOP, as soon as they come there. */
 static inline void gl_stop(gl_sched *S) {
     gl_m *mp;
     pthread_mutex_lock(&S->lock);
     gl_store_release(&S->stopping, 1);
     for (int i = 0; i < S->nm; i++)             /* those that wait for their locked G too */
-        if ((mp = S->allm[i])->state == M_PARKED) gl_note_wake(&mp->note);
+        if (gl_load_relaxed(&(mp = S->allm[i])->state) == M_PARKED) gl_note_wake(&mp->note);
     S->midle = NULL;
     S->nmidle = 0;
     pthread_mutex_unlock(&S->lock);

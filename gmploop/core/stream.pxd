@@ -2,12 +2,21 @@ from gmploop.core.g cimport gl_ring
 from gmploop.core.transport cimport Transport
 
 cdef class SocketTransport(Transport):
-    cdef bytes unread               # comes before what the socket has: start_tls() gives it back
+    cdef bytes unread               # comes before what the socket has: start_tls() gives it back, a poller received it
     cdef object empty_waiter        # sendfile waits for an empty buffer
     cdef gl_ring wbuf               # exact bytes objects, each a reference
     cdef Py_ssize_t woff            # bytes of the first chunk that are sent
     cdef bint eof_sent, eof_got, buffered
     cdef bint drained               # the last read emptied the socket and no event has come since
+    cdef bint batching              # small data waits in `out` for the end of the turn
+    cdef bint put_out(self, object data, Py_ssize_t size) except -1
+    cdef bint by_completion         # the kernel receives ahead, into `unread`: nothing is read from the socket here
+    cdef bint to_readiness          # so it was, until the receive that is under way ends
+    cdef unsigned char run          # small reads in a row, while it reads in bulk
+    cdef int failure                # errno that the kernel's receive ended with; < 0: it met the end of the data
+    cdef int receive_failed(self) except -1
+    cdef int receive_again(self) except -1
+    cdef bint may_read(self)
     cdef bint more                  # a short read does not mean that there is no more
     cdef object take_unread(self, Py_ssize_t most)
     cdef int read_data(self) except -1

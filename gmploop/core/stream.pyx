@@ -10,7 +10,8 @@ nobody wants.
 
 Writing. write() tries the send at once, as stock does: a callback that writes and then blocks has written. What the
 kernel does not take is kept as bytes objects (mutable data is copied) and sent with writev when EPOLLOUT comes; that
-bit is asked for from the first time on that a send would block.
+bit is asked for from the first time on that a send would block. With write_batching small data waits in `out` until the
+loop polls (batch.pyx), at most OUT_MAX bytes of it; whatever else is done with the transport sends it first.
 """
 cimport cython
 import sys
@@ -21,6 +22,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
 from libc.errno cimport errno, EAGAIN, EINTR
 from gmploop.core.g cimport G, gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_at, gl_ring_free
+from gmploop.core.handle cimport gl_world_mine
 from gmploop.core.poller cimport Poller, uint32_t, EV_IN, EV_PRI, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, EV_AGAIN, RBUF
 
 cdef extern from "Python.h":
@@ -55,6 +57,10 @@ from libc.string cimport memcpy, memset
 
 cdef enum:
     IOV = 128               # chunks a sendmsg takes; 2 KB of stack
+    BATCH_MAX = 4096        # bytes that may wait for the end of the turn; larger ones were slower so
+    OUT_MAX = 16384         # bytes that several of them make
+    SMALL = 4096            # bytes. A transport that reads in bulk lets the kernel receive again
+    SMALL_IN = 64           # after so many reads in a row of at most this size; guessed
 
 # Injected by gmploop.loop.
 cdef type shown_class = None
@@ -99,9 +105,18 @@ cdef class SocketTransport(Transport):
         gl_ring_free(&self.wbuf)
 
     cdef uint32_t wanted(self):
-        return EV_IN | EV_PRI | EV_RDHUP | (EV_OUT if self.wsize or self.mask & EV_OUT else 0)
+        cdef uint32_t mask = EV_OUT if self.wsize or self.mask & EV_OUT else 0
+        return mask if self.by_completion else mask | EV_IN | EV_PRI | EV_RDHUP
+
+    cdef int start_watching(self) except -1:
+        self.by_completion, self.batching = self.poller.receives, self.poller.batches
+        self.poller.watch(self, self.wanted())
+        if self.by_completion and self.may_read():
+            self.poller.receive(self, True)
+        return 0
 
     cdef int clear_buffer(self) except -1:
+        self.out = None
         return self.clear_wbuf()
 
     cdef int use_protocol(self, protocol) except -1:
@@ -121,16 +136,21 @@ cdef class SocketTransport(Transport):
             return 0
         if events & (EV_OUT | EV_ERR | EV_HUP) and self.wsize:
             self.flush_in_context()
+            if self.wsize and self.batching and not self.conn_lost and not self.mask & EV_OUT:
+                self.arm_write()
+                self.maybe_pause()
         if events & (EV_IN | EV_ERR | EV_HUP | EV_RDHUP | EV_PRI | EV_AGAIN):
             self.drained = False
             if events & (EV_RDHUP | EV_HUP | EV_ERR | EV_PRI):
                 self.more = True
-            if not (self.closing or self.paused or self.eof_got or self.conn_lost or not self.started):
+            if self.may_read():
                 context = self.context
                 PyContext_Enter(context)
                 try:
                     if self.poller is None:
                         self.displaced()
+                    elif self.by_completion and self.unread is None:
+                        self.receive_failed()
                     elif self.buffered:
                         self.read_buffered()
                     else:
@@ -145,9 +165,51 @@ cdef class SocketTransport(Transport):
 
     # -- reading
 
+    cdef bint may_read(self):
+        return not (self.closing or self.paused or self.eof_got or self.conn_lost or not self.started)
+
+    cdef int received(self, const char *buf, Py_ssize_t n) except -1:
+        if self.closing or self.conn_lost or self.poller is None:
+            return self.poller.receive(self, False) if self.poller is not None else 0
+        if n > 0:
+            data = PyBytes_FromStringAndSize(buf, n)
+            self.unread = data if self.unread is None else self.unread + data
+            if n == self.poller.chunk:      # 100 KB messages are a third dearer so: read from the socket from now on
+                self.to_readiness = True
+                self.poller.receive(self, False)
+        else:
+            self.failure = <int>-n if n else -1
+        self.drained = False
+        return 0 if self.paused else self.push(EV_IN)
+
+    cdef int receive_ended(self) except -1:
+        if self.to_readiness and self.poller is not None and not self.failure:
+            self.by_completion = self.to_readiness = self.drained = False
+            self.run = 0
+            self.poller.watch(self, self.wanted())
+        return 0
+
+    cdef int receive_failed(self) except -1:
+        """What was received is delivered: now the end or the error that came behind it, if it has come."""
+        if self.failure < 0:
+            return self.on_eof()
+        if self.failure > 0:
+            set_errno(self.failure)
+            return self.read_failed()
+        self.drained = True
+        return 0
+
+    cdef int receive_again(self) except -1:
+        """Messages have become small: let the kernel receive them."""
+        self.by_completion, self.run = True, 0
+        self.poller.watch(self, self.wanted())
+        return self.poller.receive(self, True)
+
     cdef int after_read(self, Py_ssize_t n, Py_ssize_t asked) except -1:
         """Decide after a read of n > 0 bytes whether the socket may hold more."""
-        if n == asked or self.more:
+        if self.by_completion and self.unread is None and not self.failure:
+            self.drained = True
+        elif n == asked or self.more:
             if not (self.closing or self.paused or self.conn_lost):
                 self.push(EV_AGAIN)
         else:
@@ -178,7 +240,11 @@ cdef class SocketTransport(Transport):
             if n == 0:
                 return self.on_eof()
             data = PyBytes_FromStringAndSize(buf, n)
-        self.drained = n < RBUF and not self.more
+            if self.poller.receives:
+                self.run = self.run + 1 if n <= SMALL else 0
+                if self.run >= SMALL_IN:
+                    self.receive_again()
+        self.drained = n < RBUF and not self.more and not self.by_completion
         try:
             PyObject_CallMethodOneArg(self.protocol, data_received, data)
         except (SystemExit, KeyboardInterrupt):
@@ -217,6 +283,10 @@ cdef class SocketTransport(Transport):
             memcpy(view.buf, PyBytes_AS_STRING(data), n)
         else:
             n = recv(self.fd, view.buf, asked, MSG_DONTWAIT)
+            if self.poller.receives and n > 0:
+                self.run = self.run + 1 if n <= SMALL else 0
+                if self.run >= SMALL_IN:
+                    self.receive_again()
         if n < 0:
             error = errno
             PyBuffer_Release(&view)
@@ -225,7 +295,7 @@ cdef class SocketTransport(Transport):
         PyBuffer_Release(&view)
         if n == 0:
             return self.on_eof()
-        self.drained = n < asked and not self.more
+        self.drained = n < asked and not self.more and not self.by_completion
         try:
             self.protocol.buffer_updated(n)
         except (SystemExit, KeyboardInterrupt):
@@ -242,7 +312,7 @@ cdef class SocketTransport(Transport):
     def _unread(self, data):
         """Give data back: it is read first when reading goes on."""
         if data:
-            self.unread = data
+            self.unread = data if self.unread is None else data + self.unread
             self.drained = False
             self.push(EV_AGAIN)
 
@@ -269,6 +339,8 @@ cdef class SocketTransport(Transport):
         if self.closing or self.paused:
             return
         self.paused = True
+        if self.by_completion and self.poller is not None:
+            self.poller.receive(self, False)
         self.debug_log("pauses reading")
 
     def resume_reading(self):
@@ -276,6 +348,9 @@ cdef class SocketTransport(Transport):
         if self.closing or not self.paused:
             return
         self.paused = False
+        if self.by_completion and self.poller is not None and self.may_read() and not self.failure \
+                and not self.to_readiness:
+            self.poller.receive(self, True)
         if self.started and not self.drained and not self.eof_got:
             self.push(EV_AGAIN)
         self.debug_log("resumes reading")
@@ -326,6 +401,8 @@ cdef class SocketTransport(Transport):
         size = len(data) if not isinstance(data, memoryview) else (<object>data).nbytes
         if size == 0 or self.lost():
             return
+        if self.batching and self.put_out(data, size):
+            return
         n = 0
         if self.wsize == 0:
             n = self.send_now(data)
@@ -334,6 +411,45 @@ cdef class SocketTransport(Transport):
         self.keep(data, n)
         self.arm_write()
         self.maybe_pause()
+
+    cdef bint put_out(self, object data, Py_ssize_t size) except -1:
+        """Whether the data will be sent, or is dropped, without write(): what waits goes first if it is not to wait."""
+        if (self.wsize == 0 and size <= BATCH_MAX and not isinstance(data, memoryview)
+                and gl_world_mine(&self.g.w)):
+            if self.out is None:
+                self.out = data if PyBytes_CheckExact(data) else bytes(data)
+                self.buffering_begins()
+                self.poller.send_later(self)
+                return True
+            if len(self.out) + size <= OUT_MAX:
+                self.out += data if PyBytes_CheckExact(data) else bytes(data)
+                self.poller.send_later(self)
+                return True
+        if self.out is not None:
+            self.send_out()
+            return self.conn_lost != 0
+        return False
+
+    cdef int send_out(self) except -1:
+        data, self.out = self.out, None
+        if data is None:
+            return 0
+        cdef Py_ssize_t n = self.send_now(data)
+        if 0 <= n < len(data):
+            self.keep(data, n)
+            self.arm_write()
+            self.maybe_pause()
+        return 0
+
+    cdef int batch_sent(self, int n) except -1:
+        data, self.out = self.out, None
+        if data is None or n >= len(data):
+            return 0
+        if n < 0 and n != -EAGAIN and n != -EINTR:
+            set_errno(-n)
+            return self.write_failed()
+        self.keep(data, max(n, 0))
+        return self.push(EV_OUT)        # user code may be told to pause there
 
     def writelines(self, list_of_data):
         """As write() of the concatenation, without making it."""
@@ -348,6 +464,9 @@ cdef class SocketTransport(Transport):
                 self.fatal(BufferError("memoryview: underlying buffer is not C-contiguous"),
                            "Fatal write error on socket transport")
                 return
+        self.send_out()
+        if self.conn_lost:
+            return
         cdef bint first = self.wsize == 0
         for data in chunks:
             self.keep(data, 0)
@@ -385,6 +504,9 @@ cdef class SocketTransport(Transport):
                 return self.displaced()
             self.poller.watch(self, self.wanted())
         return 0
+
+    def get_write_buffer_size(self):
+        return self.wsize + (len(self.out) if self.out is not None else 0)
 
     cdef int clear_wbuf(self) except -1:
         cdef size_t chunk = gl_ring_pop(&self.wbuf)
@@ -478,6 +600,7 @@ cdef class SocketTransport(Transport):
         self.here("write_eof")
         if self.closing or self.eof_sent:
             return
+        self.send_out()
         self.eof_sent = True
         if not self.wsize:
             self.sock.shutdown(1)
@@ -496,6 +619,7 @@ cdef class SocketTransport(Transport):
     def _make_empty_waiter(self):
         if self.empty_waiter is not None:
             raise RuntimeError("Empty waiter is already set")
+        self.send_out()
         self.empty_waiter = self.g.create_future()
         if not self.wsize:
             self.empty_waiter.set_result(None)
@@ -513,4 +637,4 @@ cdef class SocketTransport(Transport):
         if not self.gone and not self.conn_lost:
             poller.attach(self)
             if self.started:
-                poller.watch(self, self.wanted())
+                self.start_watching()

@@ -111,7 +111,7 @@ static int gl_watch_p(gl_sched *S, gl_watch *w, gl_p *pp, int64_t now, int64_t *
     uint32_t turn = gl_load_relaxed(&mp->turns);
     if (!gl_wanted(S, pp) || !gl_may_leave_alone(w, mp) || !gl_retake(S, pp, status)) return done;
     w->orphans[w->n_orphans++] = (gl_orphan){ mp, turn, pp->seen_ns, pp->stalled };
-    S->retakes++;
+    GL_SUM(S->retakes, 1);
     gl_handoff(S, pp);
     return 1;
 }
@@ -154,7 +154,7 @@ static int gl_look(gl_sched *S, gl_watch *w, int64_t *deadline) {
     gl_check_orphans(w, now);
     if (w->poll_ns && gl_load_relaxed(&S->watchers) && !gl_load_relaxed(&S->polling)
             && now - gl_load_relaxed(&S->lastpoll_ns) > w->poll_ns && gl_load_relaxed(&S->npidle)) {
-        S->late_polls++;
+        GL_SUM(S->late_polls, 1);
         gl_wakep(S);
         done = 1;
     }
@@ -177,7 +177,8 @@ static void gl_sysmon_run(gl_sched *S, gl_watch *w) {
     while (!gl_load_acquire(&S->stopping)) {
         int64_t now, deadline = GL_NEVER;
         pthread_mutex_lock(&S->lock);
-        int parks = S->npidle >= S->procs && !S->stopping && !w->n_orphans;
+        int parks = S->npidle >= S->procs && !gl_load_acquire(&S->stopping) && !w->n_orphans
+            && !gl_any_work(S, gl_now_ns());            /* if there is, no thread could be had for it */
         if (parks) gl_store_relaxed(&S->sysmon_parked, 1);
         pthread_mutex_unlock(&S->lock);
         if (parks) {

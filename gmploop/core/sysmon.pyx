@@ -41,7 +41,7 @@ cdef extern from *:
     """
     ctypedef struct gl_watch:
         int64_t retake_ns, poll_ns, queue_ns, stall_ns, nap_max_ns, trace_ns
-        int observe, detail, one_computing
+        int observe, detail, one_computing, n_orphans
         void (*on_stall)(gl_m *, int64_t) noexcept nogil
     gl_watch gl_the_watch
     int gl_sysmon_start(gl_sched *)
@@ -83,5 +83,6 @@ cdef void report(unsigned long ident, double seconds) noexcept with gil:
 def start():
     """Start the thread."""
     gl_the_watch.on_stall = on_stall
+    gl_the_watch.n_orphans = 0
     if gl_sysmon_start(sched()) != 0:
         raise RuntimeError("no thread for sysmon")

@@ -19,6 +19,8 @@ cdef class Transport(Watch):
     cdef bint gone                  # connection_lost has run and the socket is closed
     cdef int setup(self, G loop, Poller poller, sock, protocol, waiter, extra, server, context) except -1
     cdef uint32_t wanted(self)
+    cdef int start_watching(self) except -1
+    cdef int send_out(self) except -1
     cdef int clear_buffer(self) except -1
     cdef int use_protocol(self, protocol) except -1
     cdef int debug_log(self, str what) except -1

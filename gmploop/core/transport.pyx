@@ -109,6 +109,13 @@ cdef class Transport(Watch):
         """The mask to watch for."""
         return 0
 
+    cdef int send_out(self) except -1:
+        """Send now what was to be sent at the end of the turn."""
+        return 0
+
+    cdef int start_watching(self) except -1:
+        return self.poller.watch(self, self.wanted())
+
     cdef int clear_buffer(self) except -1:
         """Drop what was not sent."""
         return 0
@@ -149,7 +156,7 @@ cdef class Transport(Watch):
         self.started = True
         if not self.conn_lost and not self.gone and self.poller is not None:
             try:
-                self.poller.watch(self, self.wanted())
+                self.start_watching()
             except OSError as exc:
                 self.fatal(exc, "Fatal error: cannot watch the socket")
         if waiter is not None and not waiter.done():
@@ -232,6 +239,9 @@ cdef class Transport(Watch):
             self.g.call_soon_threadsafe(self.close)
             return
         if self.closing:
+            return
+        self.send_out()
+        if self.closing:                # that found the connection broken
             return
         self.closing = True
         if not self.wsize:

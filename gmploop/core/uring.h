@@ -14,7 +14,12 @@
 
 #include "atomics.h"
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
+
+#ifndef ETIME                               /* systems that have no ring either */
+#define ETIME 62
+#endif
 
 typedef struct {
     uint8_t opcode, flags;
@@ -47,13 +52,19 @@ typedef struct {
 } gl_uring_params;
 
 enum {
-    GL_OP_FSYNC = 3, GL_OP_ASYNC_CANCEL = 14, GL_OP_OPENAT = 18, GL_OP_CLOSE = 19, GL_OP_READ = 22, GL_OP_WRITE = 23,
-    GL_OP_FTRUNCATE = 55, GL_OPS = 64,
+    GL_OP_FSYNC = 3, GL_OP_POLL_ADD = 6, GL_OP_ASYNC_CANCEL = 14, GL_OP_OPENAT = 18, GL_OP_CLOSE = 19, GL_OP_READ = 22,
+    GL_OP_WRITE = 23, GL_OP_SEND = 26, GL_OP_RECV = 27, GL_OP_FTRUNCATE = 55, GL_OP_EPOLL_WAIT = 59, GL_OPS = 64,
     GL_SQE_ASYNC = 1 << 4,                  /* IOSQE_ASYNC: a worker does it from the start */
+    GL_SQE_BUFFER_SELECT = 1 << 5, GL_SQE_SKIP_SUCCESS = 1 << 6,
+    GL_RECV_MULTISHOT = 1 << 1,             /* in ioprio */
+    GL_CANCEL_ALL = 1 << 0, GL_CANCEL_ANY = 1 << 2,
+    GL_CQE_BUFFER = 1 << 0, GL_CQE_MORE = 1 << 1, GL_CQE_BUFFER_SHIFT = 16,
     GL_SETUP_CQSIZE = 1 << 3, GL_SETUP_CLAMP = 1 << 4, GL_SETUP_SUBMIT_ALL = 1 << 7, GL_SETUP_COOP_TASKRUN = 1 << 8,
-    GL_FEAT_SINGLE_MMAP = 1 << 0, GL_FEAT_NODROP = 1 << 1, GL_FEAT_RW_CUR_POS = 1 << 3,
-    GL_ENTER_GETEVENTS = 1 << 0,
-    GL_REGISTER_EVENTFD = 4, GL_REGISTER_PROBE = 8,
+    GL_SETUP_TASKRUN_FLAG = 1 << 9, GL_SETUP_SINGLE_ISSUER = 1 << 12, GL_SETUP_DEFER_TASKRUN = 1 << 13,
+    GL_FEAT_SINGLE_MMAP = 1 << 0, GL_FEAT_NODROP = 1 << 1, GL_FEAT_RW_CUR_POS = 1 << 3, GL_FEAT_EXT_ARG = 1 << 8,
+    GL_FEAT_NO_IOWAIT = 1 << 17,
+    GL_ENTER_GETEVENTS = 1 << 0, GL_ENTER_EXT_ARG = 1 << 3, GL_ENTER_NO_IOWAIT = 1 << 7,
+    GL_REGISTER_EVENTFD = 4, GL_UNREGISTER_EVENTFD = 5, GL_REGISTER_PROBE = 8, GL_REGISTER_PBUF_RING = 22,
     GL_SQ_CQ_OVERFLOW = 1 << 1, GL_SQ_TASKRUN = 1 << 2,
 };
 
@@ -140,14 +151,12 @@ static inline int gl_uring_map(gl_uring *r, gl_uring_params *p) {
     return 0;
 }
 
-/* A ring that any thread may go on with. Setup flags that an older kernel does not know are left out. */
-static inline int gl_uring_open(gl_uring *r, unsigned entries, unsigned cq_entries) {
-    static const uint32_t tries[] = { GL_SETUP_COOP_TASKRUN | GL_SETUP_SUBMIT_ALL, 0 };
+static inline int gl_uring_open_as(gl_uring *r, unsigned entries, unsigned cq_entries, const uint32_t *tries, int n) {
     gl_uring_params p;
     int e = -EINVAL;
     memset(r, 0, sizeof *r);
     r->fd = -1;
-    for (unsigned i = 0; i < 2 && e == -EINVAL; i++) {
+    for (int i = 0; i < n && e == -EINVAL; i++) {
         memset(&p, 0, sizeof p);
         p.flags = tries[i] | GL_SETUP_CQSIZE | GL_SETUP_CLAMP;
         p.cq_entries = cq_entries;
@@ -165,12 +174,47 @@ static inline int gl_uring_open(gl_uring *r, unsigned entries, unsigned cq_entri
     return e;
 }
 
+/* A ring that any thread may go on with. Setup flags that an older kernel does not know are left out. */
+static inline int gl_uring_open(gl_uring *r, unsigned entries, unsigned cq_entries) {
+    static const uint32_t tries[] = { GL_SETUP_COOP_TASKRUN | GL_SETUP_SUBMIT_ALL, 0 };
+    return gl_uring_open_as(r, entries, cq_entries, tries, 2);
+}
+
+/* A ring for the calling thread alone: whatever the kernel has to do for it is done inside this thread's enters, and
+ * nowhere else. All other threads get EEXIST. -EINVAL before Linux 6.1. */
+static inline int gl_uring_open_own(gl_uring *r, unsigned entries, unsigned cq_entries) {
+    static const uint32_t tries[] = {
+        GL_SETUP_SINGLE_ISSUER | GL_SETUP_DEFER_TASKRUN | GL_SETUP_TASKRUN_FLAG | GL_SETUP_SUBMIT_ALL };
+    int e = gl_uring_open_as(r, entries, cq_entries, tries, 1);
+    if (e >= 0 && !(r->features & GL_FEAT_EXT_ARG)) gl_uring_free(r), e = -ENOSYS;
+    return e;
+}
+
+/* Give `submit` queued entries to the kernel and wait for a completion, at most delay_ns (< 0: for ever, 0: no wait).
+ * Entries taken, or -errno; -ETIME when time was over. A signal during the wait is told as -EINTR only if no entry was
+ * taken. */
+static inline int gl_uring_wait(gl_uring *r, unsigned submit, long long delay_ns) {
+    struct { int64_t sec; int64_t nsec; } t = { delay_ns / 1000000000, delay_ns % 1000000000 };
+    struct { uint64_t sigmask; uint32_t sigmask_size, min_wait_us; uint64_t ts; } arg = { 0, 0, 0, (uintptr_t)&t };
+    unsigned flags = GL_ENTER_GETEVENTS | (r->features & GL_FEAT_NO_IOWAIT ? GL_ENTER_NO_IOWAIT : 0);
+    if (delay_ns <= 0) return gl_uring_enter(r, submit, delay_ns < 0, flags);
+    long n = syscall(426, r->fd, submit, 1, flags | GL_ENTER_EXT_ARG, &arg, sizeof arg);
+    return n < 0 ? -errno : (int)n;
+}
+
 #else  /* not Linux: there is no ring, and nothing below is reached */
 
 static inline int gl_uring_open(gl_uring *r, unsigned entries, unsigned cq_entries) {
     (void)entries; (void)cq_entries;
     memset(r, 0, sizeof *r);
     r->fd = -1;
+    return -ENOSYS;
+}
+static inline int gl_uring_open_own(gl_uring *r, unsigned entries, unsigned cq_entries) {
+    return gl_uring_open(r, entries, cq_entries);
+}
+static inline int gl_uring_wait(gl_uring *r, unsigned submit, long long delay_ns) {
+    (void)r; (void)submit; (void)delay_ns;
     return -ENOSYS;
 }
 static inline int gl_uring_enter(gl_uring *r, unsigned submit, unsigned wait, unsigned flags) {
@@ -234,9 +278,69 @@ static inline int gl_uring_next(gl_uring *r, gl_cqe *out) {
     return 1;
 }
 
+/* Publish what is filled; the number of entries that an enter has to take. */
+static inline uint32_t gl_uring_publish(gl_uring *r) {
+    gl_store_release(r->sq_tail, r->tail);  /* pairs with the kernel's acquire of the tail */
+    return gl_uring_queued(r);
+}
+
+/* Whether completions have come that gl_uring_next() has not given out. */
+static inline int gl_uring_ready(gl_uring *r) { return *r->cq_head != gl_load_acquire(r->cq_tail); }
+
 /* Whether completions wait in the kernel for an enter() that asks for them. */
 static inline int gl_uring_more_inside(gl_uring *r) {
     return gl_load_relaxed(r->sq_flags) & (GL_SQ_CQ_OVERFLOW | GL_SQ_TASKRUN);
+}
+
+/* Buffers that receives take from by themselves ("provided buffer ring", Linux 5.19), all of one size.
+ * We write entries and tail, the kernel its own head. Who owns a buffer: the kernel while it lies in the ring, and from
+ * the completion that names it until gl_bufs_return() we do. The kernel fills none before an enter of ours. */
+typedef struct { uint64_t addr; uint32_t len; uint16_t bid, tail; } gl_buf;     /* `tail` counts in the first one only */
+
+typedef struct {
+    gl_buf *ring;
+    char *bytes;
+    uint32_t count, size;                   /* count: a power of two */
+    uint16_t tail;
+} gl_bufs;
+
+static inline char *gl_bufs_at(gl_bufs *b, unsigned id) { return b->bytes + (size_t)(id & (b->count - 1)) * b->size; }
+
+static inline void gl_bufs_return(gl_bufs *b, unsigned id) {
+    gl_buf *e = &b->ring[b->tail & (b->count - 1)];
+    e->addr = (uintptr_t)gl_bufs_at(b, id);
+    e->len = b->size;
+    e->bid = (uint16_t)id;
+    gl_store_release(&b->ring[0].tail, ++b->tail);      /* pairs with the kernel's acquire of the tail */
+}
+
+static inline void gl_bufs_free(gl_bufs *b) {       /* after gl_uring_free() */
+    free(b->ring);
+    free(b->bytes);
+    memset(b, 0, sizeof *b);
+}
+
+/* Group 0 of the ring. Pages of `bytes` that nothing was received into cost no memory. */
+static inline int gl_bufs_open(gl_bufs *b, gl_uring *r, unsigned count, unsigned size) {
+    struct { uint64_t ring; uint32_t entries; uint16_t group, flags; uint64_t unused[3]; } reg;
+    void *ring = NULL;
+    memset(b, 0, sizeof *b);
+    if (posix_memalign(&ring, 65536, count * sizeof(gl_buf))) return -ENOMEM;   /* a page's size, at most */
+    memset(ring, 0, count * sizeof(gl_buf));
+    b->ring = (gl_buf *)ring;
+    b->bytes = (char *)malloc((size_t)count * size);
+    b->count = count;
+    b->size = size;
+    memset(&reg, 0, sizeof reg);
+    reg.ring = (uintptr_t)ring;
+    reg.entries = count;
+    int e = b->bytes ? gl_uring_register(r, GL_REGISTER_PBUF_RING, &reg, 1) : -ENOMEM;
+    if (e < 0) {
+        gl_bufs_free(b);
+        return e;
+    }
+    for (unsigned i = 0; i < count; i++) gl_bufs_return(b, i);
+    return 0;
 }
 
 #endif

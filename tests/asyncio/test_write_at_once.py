@@ -150,3 +150,25 @@ def test_a_byte_written_to_tls_is_there_before_the_callback_ends(run, tls):
         thread.join(5)
         assert not thread.is_alive()
     run(main())
+
+
+@pytest.mark.stock_fault("only sockets whose protocol has TCP's own number get TCP_NODELAY")
+def test_connections_of_a_socket_that_was_passed_in_do_not_wait_for_more_to_send(run):
+    """As servers get it from a supervisor, made without a protocol number: Nagle's algorithm is off there too."""
+    async def main():
+        made = asyncio.get_running_loop().create_future()
+
+        class Protocol(asyncio.Protocol):
+            def connection_made(self, transport):
+                sock = transport.get_extra_info("socket")
+                made.set_result(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+                transport.close()
+
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        assert listener.proto == 0
+        async with await asyncio.get_running_loop().create_server(Protocol, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            assert await made
+            writer.close()
+    run(main())

@@ -67,9 +67,15 @@ def test_case(m, name, hook, new):
 
 
 def main(order):
-    new = foreign_report.Factory(order["loop"])
+    loop, _, mode = order["loop"].partition(":")
+    if mode:
+        import own_types
+        own_types.put_in_place(mode)
+    new = foreign_report.Factory(loop)
     foreign_report.make_default(new)
     m = load(order["module"])
+    if mode == "own":
+        own_types.adapt(m)
     hook = MIXINS.get(order["module"], {}).get(order["cls"])
     case, names = test_case(m, order["cls"], hook, new)
     wanted = order["names"]

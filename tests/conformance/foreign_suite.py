@@ -188,9 +188,9 @@ def list_units(child):
 
 
 @contextlib.contextmanager
-def run_ahead(child, units, chosen, exclusions, **options):
+def run_ahead(child, units, chosen, exclusions, loop="gmploop", **options):
     """For pytest: while the context lasts, check `chosen` of `units`; gives {unit: future of its ClassReport}."""
-    runner = Runner(child, "gmploop", int(os.environ.get("CONFORMANCE_JOBS", min(4, os.cpu_count() or 1))), **options)
+    runner = Runner(child, loop, int(os.environ.get("CONFORMANCE_JOBS", min(4, os.cpu_count() or 1))), **options)
     futures, pool = runner.start([u for u in units if u in chosen], exclusions=exclusions)
     try:
         yield futures

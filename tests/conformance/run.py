@@ -13,7 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 import foreign_suite
-from exclusions_cpython import EXCLUSIONS
+import own_types
+from exclusions_cpython import EXCLUSIONS, OWN_TASKS
 
 CHILD = Path(__file__).with_name("child.py")
 
@@ -27,6 +28,8 @@ def arguments(doc, modules):
     ap.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes at a time (%(default)s)")
     ap.add_argument("--hang", type=float, default=60, help="seconds until a test counts as hung (%(default)s)")
     ap.add_argument("--retries", type=int, default=2, help="how often a failed test is run again alone (%(default)s)")
+    ap.add_argument("--own-tasks", choices=own_types.MODES, help="put gmploop's Task and Future in the places of the C "
+                    "types: see own_types.py")
     ap.add_argument("--verbose", action="store_true", help="show the tracebacks of what is named")
     a = ap.parse_intermixed_args()
     if unknown := set(a.modules) - set(modules):
@@ -40,6 +43,9 @@ def main(doc, child, exclusions):
     except LookupError as e:
         sys.exit(str(e))
     a = arguments(doc, dict.fromkeys(m for m, _ in units))
+    if a.own_tasks:
+        a.loop, a.modules = f"{a.loop}:{a.own_tasks}", a.modules or own_types.MODULES
+        exclusions = OWN_TASKS
     runner = foreign_suite.Runner(child, a.loop, a.jobs, a.hang, a.retries)
     stock = json.loads(Path(a.against).read_text()) if a.against else None
     chosen = [u for u in units if not a.modules or u[0] in a.modules]

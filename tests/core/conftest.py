@@ -18,6 +18,7 @@ BUILDS = {
     "plain": ["-O2"],
     "checked": ["-O1", "-g", "-DGMPLOOP_DEBUG_STATES", "-fsanitize=address,undefined", "-fno-sanitize-recover"],
     # gcc warns that the sanitizer does not know fences.
+    "paused": ["-O2", "-DPAUSES"],
     "threads": ["-O1", "-g", "-DPOSTS=100000", "-fsanitize=thread", "-Wno-error"],
 }
 

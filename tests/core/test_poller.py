@@ -441,23 +441,25 @@ def test_a_handler_that_raises_ends_the_wait_with_its_error(loop):
 
 # -- a poller that fails
 
-def epolls():
-    return {fd for fd, target in open_fds() if target == "anon_inode:[eventpoll]"}
+def kernel_objects():
+    """Descriptors of what a poller waits in: its ring, or else its epoll."""
+    wanted = "[io_uring]" if gmploop.poller_name() == "io_uring" else "[eventpoll]"
+    return {fd for fd, target in open_fds() if target == f"anon_inode:{wanted}"}
 
 
 @pytest.mark.parametrize("idle", [True, False], ids=["about to wait", "busy"])
 @pytest.mark.parametrize("used", [True, False], ids=["with descriptors", "with nothing"])
-def test_a_closed_epoll_descriptor_ends_run_forever_with_its_error(used, idle):
-    before = epolls()
+def test_a_closed_descriptor_of_the_poller_ends_run_forever_with_its_error(used, idle):
+    before = kernel_objects()
     loop = gmploop.new_event_loop()
-    epoll, = epolls() - before
+    own, = kernel_objects() - before
     with pipes(2) as [(source, sink), _]:
         near, far = unix_pair()
         if used:
             loop.add_reader(source, int)
             transport, protocol = loop.run_until_complete(loop.create_connection(Recorder, sock=near))
         loop.call_later(10, loop.stop)
-        loop.call_soon(os.close, epoll)
+        loop.call_soon(os.close, own)
 
         def spin():
             loop.call_soon(spin)

@@ -11,7 +11,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -228,22 +227,27 @@ def test_without_uvicorn_it_says_so(tmp_path):
     assert done.returncode == 1 and "needs uvicorn" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_uvicorn_run_in_a_replicated_script(serve, tmp_path):
-    """uvicorn's own start, N times: one port, and SIGTERM ends each server gracefully."""
-    source = "import uvicorn\nuvicorn.run('replicated:app', port=0)\nprint('ended', flush=True)"
-    (tmp_path / "script.py").write_text(source)
+SCRIPTS = {
+    "uvicorn": "import uvicorn\nuvicorn.run('replicated:app', port=0)",
+    "aiohttp": "from aiohttp import web\nweb.run_app(web.Application(), host='127.0.0.1', port=0)",
+}
+
+
+@pytest.mark.parametrize("library", SCRIPTS)
+def test_servers_in_a_replicated_script(library, tmp_path):
+    """The library's own way to run a server, N times: one port, and SIGTERM ends each gracefully."""
+    pytest.importorskip(library)
+    (tmp_path / "script.py").write_text(f"{SCRIPTS[library]}\nprint('ended', flush=True)")
     command = [sys.executable, "-m", "gmploop", "--replicas", "2", "script.py"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          env=environment) as process:
-        ports, lines = set(), []
+                          env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}) as process:
+        ports = []
         for line in process.stdout:
-            lines.append(line)
-            if found := re.search(r"running on http://127\.0\.0\.1:(\d+)", line):
-                ports.add(int(found[1]))
-            if len(ports) == 1 and sum("running on" in line for line in lines) == 2:
+            ports += re.findall(r"[Rr]unning on http://127\.0\.0\.1:(\d+)", line)
+            if len(ports) == 2:
                 process.terminate()
                 break
         rest = process.stdout.read()
-    assert len(ports) == 1 and process.returncode == 0
-    assert rest.count("ended") == 2 and rest.count("lifespan over") == 2, rest
+    assert len(set(ports)) == 1 and process.returncode == 0, rest
+    assert rest.count("ended") == 2 and rest.count("lifespan over") == (2 if library == "uvicorn" else 0), rest

@@ -1,0 +1,42 @@
+from cpython.object cimport PyObject
+from gmploop.core.future cimport Future
+from gmploop.core.g cimport G, gl_node
+
+cdef class Task(Future):
+    cdef PyObject *coro
+    cdef PyObject *context
+    cdef PyObject *name         # NULL until somebody asks: "Task-" and the number then
+    cdef PyObject *fut_waiter   # what it waits for; as on stock it stays when that is done, until the next step
+    cdef PyObject *wref         # free-threaded builds: the way for other threads to a reference
+    cdef gl_node node           # in its world's list while not done
+    cdef unsigned long long number
+    cdef int cancels
+    cdef bint must_cancel, quiet    # quiet: not _log_destroy_pending
+    cdef int start(self, object coro, object context, object name) except -1
+    cdef int enlist(self) except -1
+    cdef bint runs_here(self) except -1
+    cdef int step_soon(self, PyObject *exc) except -1
+    cdef int start_eagerly(self) except -1
+    cdef int step(self, PyObject *exc) except -1
+    cdef int step_coro(self, PyObject *exc) except -1
+    cdef int finish(self, PyObject *result) except -1
+    cdef int fail(self, PyObject *exc) except -1
+    cdef int suspend(self, PyObject *on) except -1
+    cdef int wait_for_own(self, Future on) except -1
+    cdef int wait_for_foreign(self, object on) except -1
+    cdef int waits_for(self, object on) except -1
+    cdef int error_soon(self, str message) except -1
+    cdef object method(self, function)
+    cdef object context_or_none(self)
+    cdef bint do_cancel_task(self, object msg) except -1
+
+# A new task of this world, scheduled. `coro` is a coroutine, `context` a contextvars.Context, `name` a str or None.
+# Makes no call into Python if the world runs on this thread and is not in debug mode.
+cdef Task make_task(G loop, object coro, object context, object name)
+# The same for a world that no other thread can reach yet, as its first task: calls into Python in debug mode only.
+cdef Task make_root_task(G loop, object coro, object context, object name)
+# Make the step for which `p` stood in the ready ring, and drop that reference. An error in what surrounds the step is
+# reported as a callback's; only SystemExit and KeyboardInterrupt are raised.
+cdef int run_task(G loop, PyObject *p) except -1
+# A world's tasks that are not done, as a list.
+cdef list tasks_of(G loop)

@@ -1,0 +1,432 @@
+"""The io_uring poller: full queues, interrupted waits, cancels, buffers, threads, fork, and where it cannot be had.
+
+What it shares with the other pollers is in test_pollers.py.
+"""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import socket
+import threading
+import time
+
+import gmploop
+import pytest
+from support import Recorder, child_output, link, open_fds, result_of, tcp_pair, turns, unix_pair, wait_until
+
+poller_uring = pytest.importorskip("gmploop.core.poller_uring")
+pytestmark = [pytest.mark.timeout(60), pytest.mark.gmploop_only,
+              pytest.mark.skipif(result_of(poller_uring.UringPoller, None) is OSError, reason="no io_uring here")]
+
+
+@pytest.fixture(autouse=True)
+def chosen(monkeypatch):
+    monkeypatch.setenv("GMPLOOP_POLLER", "io_uring")
+
+
+SETUPS = {
+    "usual": {},
+    "tiny": {"entries": 4, "cq_entries": 8, "buffers": 4, "buffer_size": 512},
+    "one buffer": {"entries": 1, "cq_entries": 2, "buffers": 1, "buffer_size": 4096},
+    "older kernel": {"epoll_op": False, "no_iowait": False},
+}
+
+
+@pytest.fixture(params=SETUPS)
+def setup(request):
+    """Sizes of the ring and what it may use; before `loop` in a test's arguments."""
+    poller_uring.configure(**SETUPS[request.param])
+    yield request.param
+    poller_uring.configure()
+
+
+class Echo(Recorder):
+    def data_received(self, data):
+        self.transport.write(data)
+
+
+# -- full queues
+
+def test_many_connections_get_each_byte_once_and_in_order(setup, loop, run):
+    """Far more of everything than there are entries, completions and buffers."""
+    sizes = [1, 100, 511, 512, 513, 5000, 70_000, 200_000]
+
+    async def talk(number, address):
+        chosen = random.Random(number)
+        reader, writer = await asyncio.open_connection(*address)
+        for _ in range(20):
+            text = chosen.randbytes(chosen.choice(sizes))
+            writer.write(text)
+            assert await reader.readexactly(len(text)) == text
+        writer.close()
+        await writer.wait_closed()
+
+    async def main():
+        server = await loop.create_server(Echo, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        await asyncio.gather(*(talk(number, address) for number in range(30)))
+        server.close()
+    run(main())
+
+
+def test_messages_that_grow_and_shrink_arrive_whole(setup, loop, run):
+    """Large ones are read from the socket directly, small ones are received by the kernel: across each change."""
+    async def main():
+        async with link("tcp") as (near, far):
+            chosen, sent = random.Random(1), bytearray()
+            for size in [10] * 100 + [300_000] * 5 + [10] * 200 + [1_000_000, 10, 200_000, 10, 10] + [5] * 100:
+                sent += (text := chosen.randbytes(size))
+                near.transport.write(text)
+                await far.received(len(sent))
+            assert far.data == sent
+    run(main())
+
+
+def test_readers_calls_and_datagrams_share_a_full_ring(setup, loop, run):
+    async def main():
+        pairs = [unix_pair() for _ in range(40)]
+        seen = []
+        for near, far in pairs[:20]:
+            loop.add_reader(near, lambda near=near: seen.append(near.recv(1)))
+        calls = [loop.create_task(loop.sock_recv(near, 9)) for near, _ in pairs[20:]]
+        await turns(3)
+        for _, far in pairs:
+            far.send(b"xyz")
+        assert await asyncio.gather(*calls) == [b"xyz"] * 20
+        while len(seen) < 60:
+            await asyncio.sleep(0.0005)
+        for near, far in pairs:
+            loop.remove_reader(near)
+            near.close()
+            far.close()
+        assert sorted(seen) == sorted([b"x", b"y", b"z"] * 20)
+    run(main())
+
+
+# -- interrupted waits
+
+def test_traffic_under_a_storm_of_signals(setup, loop, run):
+    ran = []
+    old = signal.signal(signal.SIGALRM, lambda *_: ran.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+
+    async def main():
+        late = []
+        async with link("tcp", far=Echo) as (near, far):
+            end = time.monotonic() + 0.4
+            while time.monotonic() < end:
+                text = random.randbytes(random.randrange(1, 3000))
+                before = len(near.data)
+                near.transport.write(text)
+                await near.received(before + len(text))
+                assert near.data[before:] == text
+                deadline = loop.time() + 0.0023
+                await asyncio.sleep(0.0023)
+                late.append(loop.time() - deadline)
+        return late
+    try:
+        assert min(run(main())) >= 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert len(ran) > 20
+
+
+# -- cancels, generations, buffers
+
+def test_pausing_and_resuming_loses_and_doubles_nothing(setup, loop, run):
+    """Each pause cancels the receive, each resume asks for it again, before, while and after data comes."""
+    async def main():
+        async with link("tcp") as (near, far):
+            chosen, sent = random.Random(2), bytearray()
+            for _ in range(400):
+                if chosen.random() < 0.6:
+                    sent += (text := chosen.randbytes(chosen.choice([1, 700, 4000])))
+                    near.transport.write(text)
+                if chosen.random() < 0.5:
+                    far.transport.pause_reading()
+                if chosen.random() < 0.5:
+                    await turns(chosen.randrange(3))
+                far.transport.resume_reading()
+                if chosen.random() < 0.3:
+                    await turns(1)
+            await far.received(len(sent))
+            assert far.data == sent
+    run(main())
+
+
+def test_nothing_is_handed_over_while_reading_is_paused(setup, loop, run):
+    async def main():
+        async with link("tcp") as (near, far):
+            near.transport.write(b"x" * 100)
+            await far.received(100)
+            far.transport.pause_reading()
+            for _ in range(10):
+                near.transport.write(b"y" * 100)
+                await turns(3)
+            assert len(far.data) == 100
+            far.transport.resume_reading()
+            await far.received(1100)
+    run(main())
+
+
+@pytest.mark.parametrize("way", ["close", "abort"])
+def test_the_peer_sees_the_end_at_once(setup, loop, run, way):
+    """The kernel's receive holds the socket: it must be gone before the descriptor is closed."""
+    async def main():
+        for _ in range(20):
+            near, far = tcp_pair()
+            transport, end = await loop.create_connection(Recorder, sock=near)
+            await turns(2)
+            getattr(transport, way)()
+            await end.lost
+            assert result_of(far.recv, 10) == b""
+            far.close()
+    run(main())
+
+
+def test_a_number_that_is_used_again_gets_nothing_of_the_old_socket(setup, loop, run):
+    async def main():
+        for _ in range(50):
+            old, old_far = unix_pair()
+            transport, end = await loop.create_connection(Recorder, sock=old)
+            number = old.fileno()
+            old_far.send(b"old")
+            transport.abort()
+            await end.lost
+            new, new_far = unix_pair()
+            if new.fileno() != number:
+                os.dup2(new.fileno(), number)
+                new.close()
+                new = socket.socket(fileno=number)
+                new.setblocking(False)
+            transport, end = await loop.create_connection(Recorder, sock=new)
+            new_far.send(b"new")
+            await end.received(3)
+            assert end.data == b"new"
+            transport.abort()
+            await end.lost
+            old_far.close()
+            new_far.close()
+    run(main())
+
+
+def test_connections_made_and_dropped_leave_no_descriptor(setup, loop, run):
+    async def main():
+        server = await loop.create_server(Echo, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        await turns(2)
+        before = open_fds()
+        for number in range(200):
+            task = loop.create_task(loop.create_connection(Recorder, *address))
+            await turns(number % 5)
+            task.cancel()
+            made, = await asyncio.gather(task, return_exceptions=True)
+            if isinstance(made, tuple):
+                made[0].abort()
+                await made[1].lost
+        while open_fds() != before:
+            await asyncio.sleep(0.001)
+        server.close()
+    run(main())
+
+
+# -- threads
+
+def in_a_thread(function, *args):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function(*args)))
+    thread.start()
+    thread.join(20)
+    assert results, "the thread failed"
+    return results[0]
+
+
+def test_a_loop_goes_on_in_one_thread_after_another(setup, loop):
+    """Its ring is for one thread only, and those of the others have ended."""
+    near, far = unix_pair()
+
+    async def connect():
+        return await loop.create_connection(Recorder, sock=near)
+
+    async def hear(size):
+        await protocol.received(size)
+        return bytes(protocol.data)
+    transport, protocol = in_a_thread(loop.run_until_complete, connect())
+    for n in range(1, 6):
+        far.send(b"x")
+        assert in_a_thread(loop.run_until_complete, hear(n)) == b"x" * n
+        transport.write(b"y")           # nobody runs the loop
+        assert far.recv(9) == b"y"
+    far.send(b"x")
+    assert loop.run_until_complete(hear(6)) == b"x" * 6
+    transport.abort()
+    in_a_thread(loop.run_until_complete, asyncio.sleep(0))
+    wait_until(lambda: result_of(far.recv, 9) == b"")       # the kernel ends what the other threads' rings had
+    far.close()
+
+
+def test_a_loop_is_closed_by_another_thread(setup, loop):
+    near, far = unix_pair()
+
+    async def connect():
+        return await loop.create_connection(Recorder, sock=near)
+    transport, _ = loop.run_until_complete(connect())
+    transport.abort()
+    in_a_thread(loop.close)
+    transport._sock.close()
+    far.close()
+
+
+# -- fork
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("child", ["does nothing", "closes", "uses it"])
+def test_a_child_takes_nothing_from_its_parent_s_ring(setup, loop, child):
+    near, far = unix_pair()
+
+    async def connect():
+        return await loop.create_connection(Recorder, sock=near)
+
+    async def hear(size):
+        await protocol.received(size)
+        return bytes(protocol.data)
+    transport, protocol = loop.run_until_complete(connect())
+    far.send(b"one")                    # may lie in the shared queue when the process forks
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            if child == "closes":
+                loop.close()
+            elif child == "uses it":
+                loop.run_until_complete(asyncio.sleep(0.001))
+                pair = unix_pair()
+                fresh = gmploop.new_event_loop()
+                fresh.run_until_complete(fresh.sock_sendall(pair[0], b"x"))
+                fresh.close()
+                os._exit(len(protocol.data))
+        os._exit(0)
+    taken = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    far.send(b"two")
+    assert loop.run_until_complete(hear(6 - taken)) == (b"two" if taken else b"onetwo")
+    transport.abort()
+    loop.run_until_complete(asyncio.sleep(0))
+    far.close()
+
+
+# -- where it cannot be had
+
+REFUSE = """
+    import ctypes, errno, logging, platform
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def refuse(number, error):
+        '''A seccomp filter: system call `number` fails with `error` from now on.'''
+        class Filter(ctypes.Structure):
+            _fields_ = [("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint)]
+
+        class Program(ctypes.Structure):
+            _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.POINTER(Filter))]
+        code = (Filter * 4)(Filter(0x20, 0, 0, 0), Filter(0x15, 0, 1, number), Filter(0x06, 0, 0, 0x50000 | error),
+                            Filter(0x06, 0, 0, 0x7fff0000))
+        assert libc.prctl(38, 1, 0, 0, 0) == 0
+        assert libc.prctl(22, 2, ctypes.byref(Program(4, code)), 0, 0) == 0, ctypes.get_errno()
+"""
+
+
+@pytest.mark.parametrize("call", [425, 426, 427], ids=["setup", "enter", "register"])
+@pytest.mark.parametrize("error", ["EPERM", "ENOSYS", "ENOMEM", "EMFILE"])
+def test_a_ring_that_is_refused_says_why_and_epoll_runs(call, error):
+    output = child_output("gmploop", REFUSE + f"""
+    refuse({call}, errno.{error})
+    fds = sorted(os.listdir("/proc/self/fd"))
+    try:
+        gmploop.new_event_loop(poller="io_uring")
+    except OSError as exc:
+        print(errno.errorcode[exc.errno], "io_uring" in str(exc), os.strerror(exc.errno) in str(exc))
+    assert sorted(os.listdir("/proc/self/fd")) == fds
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    os.environ.pop("GMPLOOP_POLLER")
+    for _ in range(2):
+        with asyncio.Runner(loop_factory=lambda: gmploop.new_event_loop(write_batching=True)) as runner:
+            async def main():
+                async def handle(reader, writer):
+                    writer.write(await reader.read(100))
+                    writer.close()
+                server = await asyncio.start_server(handle, "127.0.0.1", 0)
+                ends = [await asyncio.open_connection(*server.sockets[0].getsockname()) for _ in range(5)]
+                for _, writer in ends:
+                    writer.write(b"x")
+                answers = [await reader.read() for reader, _ in ends]
+                for _, writer in ends:
+                    writer.close()
+                server.close()
+                return answers
+            assert runner.run(main()) == [b"x"] * 5
+    """)
+    told, runs, batching = output.splitlines()
+    assert told == f"{error} True True"
+    assert runs == "gmploop runs on epoll"
+    assert batching.startswith("write_batching: ") and batching.endswith(os.strerror(getattr(__import__("errno"), error)))
+
+
+def test_a_hundred_loops_at_once(loop_factory):
+    loops = [loop_factory() for _ in range(100)]
+    for _ in range(2):
+        for loop in loops:
+            assert loop.run_until_complete(asyncio.sleep(0, loop)) is loop
+
+
+# -- idle
+
+def waits_in():
+    """The system call that the main thread is in, as (number, arguments)."""
+    text = pathlib.Path(f"/proc/self/task/{threading.main_thread().native_id}/syscall").read_text().split()
+    return (int(text[0]), [int(one, 16) for one in text[1:7]]) if text[0].isdigit() else (None, None)
+
+
+ENTER, NO_IOWAIT = 426, 1 << 7
+
+
+@pytest.mark.skipif(not os.access("/proc/self/syscall", os.R_OK), reason="the system does not tell system calls")
+@pytest.mark.parametrize("setup", ["usual", "older kernel"], indirect=True)
+def test_an_idle_loop_sleeps_as_nobody_s_disk(setup, loop):
+    """Either the wait in the ring says that it waits for no disk, or it is not in the ring."""
+    seen = []
+
+    def look():
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            call, args = waits_in()
+            if call is not None and (call != ENTER or args[3] & NO_IOWAIT):
+                seen.append(call)
+                break
+            time.sleep(0.005)
+        loop.call_soon_threadsafe(loop.stop)
+    cpu = time.process_time()
+    thread = threading.Thread(target=look)
+    timer = threading.Timer(0.1, thread.start)
+    timer.start()
+    loop.run_forever()
+    timer.join()
+    thread.join()
+    assert seen
+    assert time.process_time() - cpu < 0.08
+    names = [task.joinpath("comm").read_text() for task in pathlib.Path("/proc/self/task").iterdir()]
+    assert not [name for name in names if name.startswith("iou-sqp")]
+
+
+@pytest.mark.parametrize("setup", ["usual", "older kernel"], indirect=True)
+def test_an_idle_loop_is_woken_by_data_threads_and_timers(setup, loop, run):
+    async def main():
+        async with link("tcp") as (near, far):
+            for _ in range(3):
+                await asyncio.sleep(0.03)
+                threading.Timer(0.03, near.transport._sock.send, [b"x"]).start()
+                await far.received(len(far.data) + 1)
+            assert await loop.run_in_executor(None, lambda: time.sleep(0.03) or "thread") == "thread"
+        await loop.shutdown_default_executor()
+    run(main())

@@ -1,0 +1,228 @@
+"""A callback that blocks delays its own goroutine only; sysmon sees to that, and tells of it."""
+
+import asyncio
+import logging
+import threading
+import time
+
+import gmploop
+import pytest
+from gmploop import go
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def rss_threads():
+    return gmploop.stats()["threads"]
+
+
+async def ticks(until, pause=0.001):
+    """How late the latest of many short sleeps came."""
+    worst = 0
+    while not until.is_set():
+        start = time.monotonic()
+        await asyncio.sleep(pause)
+        worst = max(worst, time.monotonic() - start - pause)
+    return worst
+
+
+async def beside(blocker, *args):
+    """The blocker's goroutine and one that ticks."""
+    over = threading.Event()
+    ticking = go(ticks, over)
+    await go(blocker, *args)
+    over.set()
+    return await ticking
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_others_go_on_beside_a_callback_that_blocks(run, procs):
+    assert run(beside(time.sleep, 1.0), procs=procs) < 0.5
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_blocking_and_syscall_give_the_p_away_at_once(run, procs):
+    def body():
+        with gmploop.syscall():
+            time.sleep(0.5)
+        return gmploop.blocking(time.sleep, 0.5)
+    before = gmploop.stats()["retakes"]
+    assert run(beside(body), procs=procs) < 0.4
+    assert gmploop.stats()["handoffs"] > before
+
+
+def test_blocking_outside_of_goroutines_is_a_plain_call(run):
+    async def main():
+        return gmploop.blocking(pow, 2, 3)
+    assert gmploop.blocking(pow, 2, 5) == 32 and run(main()) == 8
+    with gmploop.syscall():
+        pass
+
+
+def test_an_await_within_syscall_does_no_harm(run):
+    async def body():
+        with gmploop.syscall():
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)
+        return "done"
+
+    async def main():
+        return await asyncio.gather(*[go(body) for _ in range(10)])
+    assert run(main()) == ["done"] * 10
+
+
+def test_a_goroutine_that_lost_its_p_goes_on_in_order(run):
+    async def body():
+        order = []
+        loop = asyncio.get_running_loop()
+        for i in range(5):
+            loop.call_soon(order.append, i)
+            loop.call_soon(time.sleep, 0.03)
+        await asyncio.sleep(0.3)
+        return order
+
+    async def main():
+        return await asyncio.gather(*[go(body) for _ in range(3)], go(asyncio.sleep, 0.2))
+    assert run(main(), procs=1)[:3] == [[0, 1, 2, 3, 4]] * 3
+
+
+def test_many_blockers_at_once_run_beside_each_other(run):
+    async def main():
+        start = time.monotonic()
+        await asyncio.gather(*[go(gmploop.blocking, time.sleep, 0.5) for _ in range(8)])
+        return time.monotonic() - start
+    assert run(main(), procs=1) < 3
+
+
+def test_a_locked_goroutine_stays_on_its_thread(run):
+    async def body(i):
+        gmploop.lock_os_thread()
+        gmploop.lock_os_thread()
+        threads = set()
+        for _ in range(20):
+            threads.add(threading.get_ident())
+            await asyncio.sleep(0.0005)
+        gmploop.unlock_os_thread()
+        await asyncio.sleep(0)
+        threads.add(threading.get_ident())
+        gmploop.unlock_os_thread()
+        with pytest.raises(RuntimeError):
+            gmploop.unlock_os_thread()
+        return threads
+
+    async def main():
+        locked = [go(body, i) for i in range(4)]
+        await asyncio.gather(*[go(asyncio.sleep, 0.001) for _ in range(50)])
+        return await asyncio.gather(*locked)
+    found = run(main())
+    assert all(len(threads) == 1 for threads in found)
+    assert len(set.union(*found)) == 4
+
+
+def test_a_locked_goroutine_that_ends_frees_its_thread(run):
+    async def body():
+        gmploop.lock_os_thread()
+        await asyncio.sleep(0)
+
+    async def main():
+        for _ in range(20):
+            await go(body)
+        return await go(pow, 2, 2)
+    assert run(main()) == 4
+    assert gmploop.stats()["threads"] < 15
+
+
+def test_set_procs_while_goroutines_run(run):
+    async def body(i):
+        for _ in range(50):
+            await asyncio.sleep(0.0002)
+        return i
+
+    async def main():
+        handles = [go(body, i) for i in range(60)]
+        for n in 1, 4, 2, 8, 1, 3:
+            gmploop.set_procs(n)
+            assert gmploop.procs() == n
+            await asyncio.sleep(0.003)
+        return await asyncio.gather(*handles)
+    assert run(main()) == list(range(60))
+
+
+@pytest.mark.parametrize("bad, error", [(0, ValueError), (257, ValueError), ("2", TypeError), (1.0, TypeError),
+                                        (True, TypeError)])
+def test_bad_numbers_of_procs_are_refused(bad, error):
+    with pytest.raises(error, match="procs takes"):
+        gmploop.set_procs(bad)
+
+    async def main():
+        pass
+    with pytest.raises(error, match="procs takes"):
+        coro = main()
+        try:
+            gmploop.run(coro, procs=bad)
+        finally:
+            coro.close()
+
+
+def test_a_stall_is_counted_and_told_with_the_stack_in_debug_mode(program):
+    done = program("""
+        import asyncio, logging, time
+        import gmploop
+        logging.basicConfig()
+
+        def culprit():
+            time.sleep(0.4)
+
+        async def main():
+            await gmploop.go(culprit)
+            print(gmploop.stats()["stalls"])
+        gmploop.run(main())
+    """, PYTHONASYNCIODEBUG="1")
+    assert done.returncode == 0 and done.stdout == "1\n"
+    assert done.stderr.count("A callback has run for") == 1 and "in culprit" in done.stderr
+
+
+def test_observe_takes_no_p_away(program):
+    done = program("""
+        import asyncio, threading, time
+        import gmploop
+
+        async def main():
+            await asyncio.gather(gmploop.go(time.sleep, 0.1), gmploop.go(asyncio.sleep, 0.01))
+            print(gmploop.stats()["retakes"])
+        gmploop.run(main(), procs=1)
+    """, GMPLOOP_DEBUG="preempt=observe")
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+def test_schedtrace_prints_go_s_line(program):
+    done = program("""
+        import asyncio
+        import gmploop
+
+        async def main():
+            await gmploop.go(asyncio.sleep, 0.2)
+        gmploop.run(main(), procs=2)
+    """, GMPLOOP_DEBUG="schedtrace=20,scheddetail=1")
+    assert done.returncode == 0
+    line = next(line for line in done.stderr.splitlines() if line.startswith("SCHED "))
+    for word in ("gomaxprocs=2", "idleprocs=", "threads=", "spinningthreads=", "idlethreads=", "runqueue="):
+        assert word in line
+    assert "  P0: status=" in done.stderr and "  M0: " in done.stderr
+
+
+def test_dump_shows_goroutines_and_threads(run):
+    import io
+
+    async def waits_here():
+        await asyncio.sleep(1000)
+
+    async def main():
+        goroutine = go(waits_here, name="the sleeper")
+        await asyncio.sleep(0.01)
+        out = io.StringIO()
+        gmploop.dump(out)
+        goroutine.cancel()
+        return out.getvalue()
+    text = run(main())
+    assert "the sleeper" in text and "waits_here" in text and "gmploop-M" in text

@@ -1,0 +1,202 @@
+"""Goroutines and the process: exit, signals, fork, threads that come only when they are wanted."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+HEAD = "import asyncio, os, signal, sys, threading, time\nimport gmploop\nfrom gmploop import go\n"
+
+
+def threads_of(pid):
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def test_without_goroutines_there_is_no_thread(program):
+    done = program("""
+import asyncio, os, sys
+import gmploop
+async def main():
+    await asyncio.sleep(0.01)
+    print(len(os.listdir("/proc/self/task")), "gmploop.core.m" in sys.modules)
+gmploop.run(main())
+""")
+    assert (done.stdout, done.returncode) == ("1 False\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("state", ["asyncio.sleep(1000)", "compute()", "block()"])
+def test_the_interpreter_exits_with_goroutines_alive(program, state):
+    done = program(HEAD + f"""
+async def compute():
+    while True:
+        pass
+async def block():
+    time.sleep(1000)
+gmploop.set_procs(2)
+for _ in range(4):
+    go({state})
+time.sleep(0.1)
+print("end")
+""")
+    assert (done.stdout, done.returncode) == ("end\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("lock_main", [True, False])
+def test_sys_exit_in_a_goroutine_ends_the_program(program, lock_main):
+    done = program(HEAD + f"""
+async def quits():
+    await asyncio.sleep(0.01)
+    sys.exit(7)
+async def main():
+    go(quits)
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        print("main ends")
+gmploop.run(main(), lock_main={lock_main})
+""")
+    assert (done.stdout, done.returncode) == ("main ends\n", 7), done.stderr
+
+
+@pytest.mark.parametrize("lock_main", [True, False])
+def test_ctrl_c_cancels_main(lock_main):
+    source = HEAD + f"""
+async def lingering():
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        print("goroutine ends")
+async def main():
+    go(lingering)
+    await asyncio.sleep(0.01)
+    print("ready", flush=True)
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        print("main ends")
+gmploop.run(main(), lock_main={lock_main})
+"""
+    import gmploop
+    root = os.path.dirname(os.path.dirname(gmploop.__file__))
+    process = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTHONPATH": root})
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert out.splitlines() == ["main ends", "goroutine ends"] and process.returncode == -signal.SIGINT, err
+    assert "KeyboardInterrupt" in err
+
+
+def test_one_that_does_not_end_is_told_and_left(program):
+    done = program(HEAD + """
+import logging
+logging.basicConfig()
+async def main():
+    go(time.sleep, 1000, name="stuck")
+    await asyncio.sleep(0.05)
+gmploop.run(main(), shutdown_timeout=0.1)
+print("end")
+""")
+    assert (done.stdout, done.returncode) == ("end\n", 0)
+    assert "1 goroutines did not end" in done.stderr and "stuck" in done.stderr
+
+
+def test_a_signal_handler_of_main_runs_while_goroutines_work(program):
+    done = program(HEAD + """
+async def works():
+    for _ in range(200):
+        await asyncio.sleep(0.001)
+async def main():
+    got = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, got.set)
+    goroutines = [go(works) for _ in range(10)]
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await asyncio.wait_for(got.wait(), 5)
+    print("got it")
+gmploop.run(main())
+""")
+    assert (done.stdout, done.returncode) == ("got it\n", 0), done.stderr
+
+
+def test_a_child_starts_with_a_fresh_runtime_and_the_parent_goes_on(program):
+    done = program(HEAD + """
+import warnings
+warnings.simplefilter("ignore")
+async def double(x):
+    await asyncio.sleep(0.001)
+    return 2 * x
+async def main():
+    return sum(await asyncio.gather(*[go(double, i) for i in range(100)]))
+async def forks():
+    lingering = [go(asyncio.sleep, 0.2, i) for i in range(20)]
+    await asyncio.sleep(0.01)
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if child() == 9900 else 1)
+    status = await asyncio.to_thread(os.waitpid, pid, 0)
+    return status[1], sum(await asyncio.gather(*lingering))
+def child():
+    asyncio._set_running_loop(None)
+    return gmploop.run(main(), procs=2)
+print(gmploop.run(forks(), procs=2))
+""")
+    assert (done.stdout, done.returncode) == ("(0, 190)\n", 0), done.stderr
+
+
+def test_goroutines_on_idle_make_no_wake_ups(program):
+    done = program(HEAD + """
+def switches():
+    total = 0
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/status") as status:
+            total += sum(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt"))
+    return total
+async def waits():
+    await asyncio.Event().wait()
+async def main():
+    for _ in range(1000):
+        go(waits)
+    await asyncio.gather(*[go(asyncio.sleep, 0.01) for _ in range(100)])
+    await asyncio.sleep(0.3)
+    before = switches()
+    time.sleep(1)
+    print(switches() - before)
+gmploop.run(main(), procs=2)
+""")
+    assert int(done.stdout) <= 1, done.stderr          # the measuring thread's own sleep
+
+
+def test_threads_have_names_and_are_reused(program):
+    done = program(HEAD + """
+async def name():
+    await asyncio.sleep(0.001)
+    return threading.current_thread().name
+async def main():
+    names = set()
+    for _ in range(20):
+        names |= set(await asyncio.gather(*[go(name) for _ in range(20)]))
+    assert all(n.startswith("gmploop-M") for n in names), names
+    print(len(names) <= 8)
+gmploop.run(main(), procs=2)
+""")
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+def test_threading_s_trace_function_sees_goroutines(program):
+    done = program(HEAD + """
+seen = set()
+def trace(frame, event, arg):
+    seen.add(frame.f_code.co_name)
+threading.settrace(trace)
+async def traced_one():
+    await asyncio.sleep(0)
+async def main():
+    await go(traced_one)
+gmploop.run(main())
+print("traced_one" in seen)
+""")
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
