@@ -1,7 +1,7 @@
 """Loop: the hot half is core.runtime.LoopCore, the cold half is asyncio's own Unix loop.
 
 What is not here or in the core is inherited: create_connection with happy eyeballs, getaddrinfo's threads, servers,
-subprocess set-up, start_tls, the shut-down of generators and executors. So each Python brings its own fixes. The core
+subprocess set-up, the shut-down of generators and executors. So each Python brings its own fixes. The core
 replaces what those parts rest on: callbacks, timers, the cycle, `_add_reader` and its kin, the socket transports.
 """
 
