@@ -1,11 +1,10 @@
 """Loop: the hot half is core.runtime.LoopCore, the cold half is asyncio's own Unix loop.
 
 What is not here or in the core is inherited: create_connection with happy eyeballs, getaddrinfo's threads, servers,
-subprocess set-up, start_tls, the shut-down of generators and executors. So each Python brings its own fixes. The core
+subprocess set-up, the shut-down of generators and executors. So each Python brings its own fixes. The core
 replaces what those parts rest on: callbacks, timers, the cycle, `_add_reader` and its kin, the socket transports.
 """
 
-import asyncio
 import errno
 import functools
 import selectors
@@ -106,6 +105,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
     """
 
     _files = None           # what gmploop.fs does its work with, once it was used
+    _tls_buffer = None      # what TLS connections read into, once there is one
 
     def __init__(self, *, poller="auto", debug=None, write_batching=None):
         poller = config.resolve_poller(poller)
@@ -285,15 +285,28 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server, context=context)
         return ssl_protocol._app_transport
 
-    async def start_tls(self, transport, protocol, sslcontext, **options):
+    async def start_tls(self, transport, protocol, sslcontext, *, server_side=False, server_hostname=None, **timeouts):
         """Upgrade a transport to TLS. What a stream reader has read and nobody has taken goes to the TLS layer."""
-        if isinstance(transport, stream.SocketTransport) and isinstance(sslcontext, ssl.SSLContext):
+        if not isinstance(sslcontext, ssl.SSLContext):
+            raise TypeError(f"sslcontext is expected to be an instance of ssl.SSLContext, got {sslcontext!r}")
+        if not getattr(transport, "_start_tls_compatible", False):
+            raise TypeError(f"transport {transport!r} is not supported by start_tls()")
+        waiter = self.create_future()
+        ssl_protocol = transports.SSLProtocol(self, protocol, sslcontext, waiter, server_side, server_hostname,
+                                              call_connection_made=False, **timeouts)
+        if isinstance(transport, stream.SocketTransport):
             transport._unread(transports.take_unread(protocol))
-        upgraded = await super().start_tls(transport, protocol, sslcontext, **options)
-        ssl_protocol = getattr(upgraded, "_ssl_protocol", None)
-        if type(ssl_protocol) is asyncio.sslproto.SSLProtocol:
-            ssl_protocol.__class__ = transports.SSLProtocol
-        return upgraded
+        transport.pause_reading()           # until connection_made has run
+        transport.set_protocol(ssl_protocol)
+        begin = [self.call_soon(ssl_protocol.connection_made, transport), self.call_soon(transport.resume_reading)]
+        try:
+            await waiter
+        except BaseException:
+            transport.close()
+            for handle in begin:
+                handle.cancel()
+            raise
+        return ssl_protocol._app_transport
 
     def _make_read_pipe_transport(self, pipe, protocol, waiter=None, extra=None):
         return transports.ReadPipeTransport(self, pipe, protocol, waiter, extra)

@@ -5,10 +5,14 @@ Each difference from the class that is inherited from is named where it is made.
 """
 
 import contextvars
-from asyncio import sslproto, streams, transports, unix_events
+from asyncio import log, sslproto, streams, transports, unix_events
 
-__all__ = ["DatagramTransport", "ReadPipeTransport", "SSLProtocol", "SocketTransport", "WritePipeTransport",
-           "process_exited", "take_unread"]
+from gmploop.core import tls
+
+__all__ = ["DatagramTransport", "ReadPipeTransport", "SSLProtocol", "SSLTransport", "SocketTransport",
+           "WritePipeTransport", "process_exited", "take_unread"]
+
+tls.configure(sslproto.SSLProtocolState, sslproto.SSLAgainErrors, sslproto.ssl.SSLObject, log.logger)
 
 
 class SocketTransport(transports._FlowControlMixin):
@@ -46,16 +50,34 @@ class WritePipeTransport(unix_events._UnixWritePipeTransport):
             super().abort()
 
 
-class SSLProtocol(sslproto.SSLProtocol):
-    """Views of any format are written whole; a server's failed handshake leaves no cycle through its traceback."""
+class SSLTransport(sslproto._SSLProtocolTransport):
+    """What the application writes to: asyncio's, with a compiled write()."""
+
+    write = tls.write
+
+
+class SSLProtocol(tls.SSLCore, sslproto.SSLProtocol):
+    """asyncio's handshake and farewell over the compiled data path, where views of any format are written whole. A
+    server's failed handshake leaves no cycle through its traceback. A loop's connections read into one buffer, which
+    each empties as soon as it is filled."""
+
+    def __init__(self, loop, *args, **kwargs):
+        self.max_size = 0           # of the buffer that the base class makes
+        super().__init__(loop, *args, **kwargs)
+        del self.max_size
+        if loop._tls_buffer is None:
+            loop._tls_buffer = memoryview(bytearray(self.max_size))
+        self._share_buffer(loop._tls_buffer)
+
+    def _get_app_transport(self):
+        if self._app_transport is None and not self._app_transport_created:
+            self._app_transport, self._app_transport_created = SSLTransport(self._loop, self), True
+        return super()._get_app_transport()
 
     def _on_handshake_complete(self, handshake_exc):
         super()._on_handshake_complete(handshake_exc)
         if isinstance(handshake_exc, BaseException) and self._server_side:
             handshake_exc.__traceback__ = None
-
-    def _write_appdata(self, list_of_data):
-        super()._write_appdata([as_bytes(data) for data in list_of_data])
 
 
 def take_unread(protocol):

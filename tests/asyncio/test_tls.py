@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 import time
+import tracemalloc
 
 import pytest
 
@@ -385,4 +386,20 @@ def test_the_negotiated_protocol_is_seen_on_both_ends(run, tls):
         async with link("tls", own) as ends:
             for end in ends:
                 assert end.transport.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
+    run(main())
+
+
+@pytest.mark.stock_fault("a read buffer for each connection")
+def test_a_connection_takes_little_memory(run, tls):
+    """Both ends of each are here. A read buffer for each of them would be 256 KiB."""
+    async def main():
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(link("tls", tls))
+            tracemalloc.start()
+            try:
+                for _ in range(10):
+                    await stack.enter_async_context(link("tls", tls))
+                assert tracemalloc.get_traced_memory()[0] < 20 * 50_000
+            finally:
+                tracemalloc.stop()
     run(main())
