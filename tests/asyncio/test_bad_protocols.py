@@ -229,6 +229,11 @@ BUFFERS = {
 }
 
 
+# By TLS an empty buffer is the end of reading, and what the farewell meets then is a matter of timing; and stock asks for
+# a buffer before there is something to read.
+UNTIMED = {"empty", "an empty view", "bad after good"}
+
+
 @pytest.mark.parametrize("kind", ["unix", "tls"])
 @pytest.mark.parametrize("buffers", BUFFERS)
 def test_buffers_of_every_sort(same_as_stock, errors, tls, kind, buffers):
@@ -243,6 +248,8 @@ def test_buffers_of_every_sort(same_as_stock, errors, tls, kind, buffers):
             if not far.lost.done() and sum(far.updates) < 8:
                 await asyncio.sleep(0.01)
             told = sum(far.updates), far.lost.done() and type(far.lost.result())
+            if kind == "tls" and buffers in UNTIMED:
+                told = far.lost.done()
             return told, {(context["message"], type(context.get("exception"))) for context in errors}
     same_as_stock(scenario)
     del errors[:]
