@@ -110,7 +110,8 @@ class Serving:
             if first.uds is not None:
                 with contextlib.suppress(OSError):
                     os.unlink(first.uds)
-        return 0
+        # A signal after the first forces the end, whatever of it what was interrupted has swallowed.
+        return CRASHED if self.replicas.signals > 1 else 0
 
     def _replicas(self):
         return f"{self.count} replica{'s' * (self.count > 1)}"
