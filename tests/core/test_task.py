@@ -187,7 +187,7 @@ def test_tasks_of_two_loops_are_told_apart(kind):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
-def test_eager_start(loop, run):
+def test_eager_start(loop, run, kind):
     seen = []
 
     async def at_once():
@@ -204,7 +204,9 @@ def test_eager_start(loop, run):
         me = asyncio.current_task()
         loop.set_task_factory(asyncio.eager_task_factory)
         done, waits = loop.create_task(at_once(), name="done"), loop.create_task(later(), name="waits")
-        assert done.done() and done.result() == 1 and done.get_coro() is None
+        assert done.done() and done.result() == 1
+        if kind == "own" or sys.version_info >= (3, 13):    # 3.12.1 crashes
+            assert done.get_coro() is None
         assert not waits.done() and waits in asyncio.all_tasks() and asyncio.current_task() is me
         await waits
         loop.set_task_factory(None)
