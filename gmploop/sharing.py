@@ -405,7 +405,9 @@ class SharingLoop:
         server._sockets.extend(socks[1:])
         return server
 
-    def _start_serving(self, protocol_factory, sock, *options):
+    def _start_serving(self, protocol_factory, sock, *options, context=None):
+        if context is not None:             # since Python 3.15, as the last of the options
+            options += context,
         seat = self._seats.get(sock) if self._seats else None
         if seat is None:
             super()._start_serving(protocol_factory, sock, *options)

@@ -32,7 +32,7 @@ def test_an_exception_that_nobody_took_is_reported(loop, run, reports):
         ("Future exception was never retrieved", "lost too"), ("Task exception was never retrieved", "lost")]
 
 
-def test_a_pending_task_that_is_freed_is_reported(loop, run, reports):
+def test_a_pending_task_that_is_freed_is_reported(loop, run, reports, kind):
     async def main():
         async def waits():
             await loop.create_future()
@@ -45,7 +45,8 @@ def test_a_pending_task_that_is_freed_is_reported(loop, run, reports):
     run(main())
     [report] = reports
     assert (report["message"], report["task"].get_name()) == ("Task was destroyed but it is pending!", "lost")
-    assert asyncio.all_tasks(loop) == set()         # though its report keeps it
+    if kind == "own" or sys.version_info < (3, 14):
+        assert asyncio.all_tasks(loop) == set()     # though its report keeps it
 
 
 # -- memory
