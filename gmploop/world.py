@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 import weakref
-from asyncio import coroutines
+from asyncio import coroutines, unix_events
 from asyncio.log import logger
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,6 +35,12 @@ class _OnDemand:
             return self
         value = world.__dict__[self._name] = self._make()
         return value
+
+
+def _child_watcher():
+    """From Python 3.14 on each loop has one."""
+    pidfd = unix_events.can_use_pidfd()
+    return unix_events._PidfdChildWatcher() if pidfd else unix_events._ThreadedChildWatcher()
 
 
 _executor = None
@@ -78,6 +84,7 @@ class World(moving.MovingCore, Loop):
     _signal_handlers = _OnDemand(dict)
     _transports = _OnDemand(weakref.WeakValueDictionary)
     _unix_server_sockets = _OnDemand(dict)
+    _watcher = _OnDemand(_child_watcher)
     __setattr__ = object.__setattr__
 
     def __init__(self):
