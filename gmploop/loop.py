@@ -306,6 +306,8 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
             for handle in begin:
                 handle.cancel()
             raise
+        finally:
+            del waiter                      # its exception's traceback holds this frame: no cycle
         return ssl_protocol._app_transport
 
     def _make_read_pipe_transport(self, pipe, protocol, waiter=None, extra=None):
