@@ -75,9 +75,12 @@ class SSLProtocol(tls.SSLCore, sslproto.SSLProtocol):
         return super()._get_app_transport()
 
     def _on_handshake_complete(self, handshake_exc):
-        super()._on_handshake_complete(handshake_exc)
-        if isinstance(handshake_exc, BaseException) and self._server_side:
-            handshake_exc.__traceback__ = None
+        try:
+            super()._on_handshake_complete(handshake_exc)
+            if isinstance(handshake_exc, BaseException) and self._server_side:
+                handshake_exc.__traceback__ = None
+        finally:
+            del handshake_exc       # this frame hangs on its traceback: no cycle
 
 
 def take_unread(protocol):
