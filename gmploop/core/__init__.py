@@ -1,0 +1,31 @@
+"""The compiled core.
+
+Words
+    G       an asyncio world: a Loop with its ready ring, inbox, timers and tasks. At most one thread runs it. g.pyx
+    locked  a G that one thread runs by run_forever(), with timers and a poller of its own. runtime.pyx
+    moving  a G made by go(): whichever M takes it runs one turn of it. moving.pyx
+    P       what an M must hold to run moving Gs: run queue, runnext, timer heap; as many as may run at once. scheduler.h
+    M       a thread that runs moving Gs; made on demand, parked, reused. m.pyx
+    sysmon  the thread that watches, without P and GIL: retakes Ps, polls late, reports stalls. sysmon.h
+    post    a handle, or a watch with events, handed to a G from outside: inbox, then notify. g.pyx
+    watch   the registration of one fd for one owner. poller.pyx
+    waiter  one operation that waits at a channel, lock or the like. waiter.pyx
+
+States
+    G   IDLE -> RUNNABLE -> RUNNING -> IDLE, RUNNABLE, BLOCKED (its P was handed off) or DEAD      gstate.h
+    P   IDLE -> RUNNING <-> INCALL (a callback runs) -> IDLE (taken from it)                       scheduler.h
+    M   RUNNING, SPINNING, PARKED, POLLING, ORPHAN (its callback lost the P)                       scheduler.h
+    fd, operation                                                                                  poller.pyx
+    waiter                                                                                         waitq.h
+Each of the first three is a table of legal transitions, checked when GMPLOOP_DEBUG_STATES is defined.
+
+Locks. Their sections are a few loads and stores, in which no reference is dropped and no Python code runs. Only these are
+taken one inside the other, in this order:
+    the scheduler's `lock` (idle lists, global queue), a P's `tlock` (its timer heap)           scheduler.h
+    the list of all channels and locks, those by ascending address                             sync.pyx, waitq.h
+    a shard of worlds, a world's list of tasks                                                 tasklist.h
+
+Imports point down: runtime -> stream, datagram, fdwatch -> transport -> poller -> g -> handle; moving -> m, netpoll,
+runtime; sysmon -> sched. What the core needs of asyncio is handed to it by
+gmploop's Python modules; moving, m and sysmon import asyncio for the running loop of their threads.
+"""

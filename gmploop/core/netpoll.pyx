@@ -161,10 +161,9 @@ cdef class SharedPoller(Poller):
     cdef int close_watches_of(self, object world) except -1:
         """Let go of what a world that ends still watches."""
         cdef Watch w
-        gl_lock(&self.lock)
-        table = self.table[:]
-        gl_unlock(&self.lock)
-        for w in table:
+        cdef int fd
+        for fd in range(len(self.table)):
+            w = self.lookup(fd)
             if w is not None and w.g is world:
                 self.detach(w)
         return 0

@@ -3,10 +3,10 @@
 
 Reading. The fd is registered once, edge-triggered. An event lets one read happen per turn, as on stock; a read that
 came back full, or that does not prove the socket empty, queues the next one for the following turn (EV_AGAIN), so that
-one fast peer does not keep the others waiting. A short read proves it, except (`more`) on Unix sockets, where a read ends
-behind a message with a descriptor; behind urgent data; and when the peer has shut down, where the end is still to come. `drained` remembers whether the socket was left empty: while reading is paused,
-events only clear it, and resume_reading() reads at once unless it is set. So no edge is lost and nothing is read that
-nobody wants.
+one fast peer does not keep the others waiting. A short read proves it, except (`more`) on Unix sockets, where a read
+ends behind a message with a descriptor; behind urgent data; and when the peer has shut down, where the end is still to
+come. `drained` remembers whether the socket was left empty: while reading is paused, events only clear it, and
+resume_reading() reads at once unless it is set. So no edge is lost and nothing is read that nobody wants.
 
 Writing. write() tries the send at once, as stock does: a callback that writes and then blocks has written. What the
 kernel does not take is kept as bytes objects (mutable data is copied) and sent with writev when EPOLLOUT comes; that
@@ -23,7 +23,8 @@ from cpython.ref cimport Py_INCREF, Py_DECREF
 from libc.errno cimport errno, EAGAIN, EINTR
 from gmploop.core.g cimport G, gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_at, gl_ring_free
 from gmploop.core.handle cimport gl_world_mine
-from gmploop.core.poller cimport Poller, uint32_t, EV_IN, EV_PRI, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, EV_AGAIN, RBUF
+from gmploop.core.poller cimport Poller, uint32_t, EV_IN, EV_PRI, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, \
+    EV_AGAIN, RBUF
 
 cdef extern from "Python.h":
     int PyContext_Enter(object) except -1
@@ -432,7 +433,7 @@ cdef class SocketTransport(Transport):
 
     cdef int send_out(self) except -1:
         data, self.out = self.out, None
-        if data is None:
+        if data is None or self.poller is not None and self.poller.forked():    # in a child: the parent sends it
             return 0
         cdef Py_ssize_t n = self.send_now(data)
         if 0 <= n < len(data):

@@ -171,3 +171,24 @@ def test_in_a_forked_child_it_goes_on():
         for _, far in pairs:
             far.close()
     """, options=["-W", "ignore::DeprecationWarning"]) == "0\n"
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+def test_a_child_forked_in_mid_turn_sends_nothing_of_the_parent_s(end):
+    assert child_output("gmploop", f"""
+        async def main():
+            near, far = socket.socketpair()
+            near.setblocking(False)
+            transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=near)
+            transport.write(b"once")
+            child = os.fork()
+            if not child:
+                transport.{end}()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            await asyncio.sleep(0.001)
+            print(far.recv(100))
+            transport.abort()
+            far.close()
+        gmploop.run(main())
+    """, options=["-W", "ignore::DeprecationWarning"]) == "b'once'\n"
