@@ -27,7 +27,6 @@ from gmploop.core import netpoll, sched as sched_module, sysmon
 cdef extern from *:
     """
     #include "scheduler.h"
-    #include <signal.h>
     #ifdef __linux__
     #include <sys/prctl.h>
     #endif
@@ -47,27 +46,14 @@ cdef extern from *:
         gl_m_main((gl_m *)arg);
         return NULL;
     }
-    /* Detached, all signals blocked, with a stack as the main thread usually has. */
-    static int gl_thread_start(gl_m *mp) {
-        pthread_t thread;
-        pthread_attr_t attr;
-        sigset_t all, before;
-        int r;
-        pthread_attr_init(&attr);
-        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-        pthread_attr_setstacksize(&attr, 8 << 20);
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        r = pthread_create(&thread, &attr, gl_thread, mp);
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-        pthread_attr_destroy(&attr);
-        return r ? -1 : 0;
+    static int gl_m_start(gl_m *mp) {   /* with a stack as the main thread usually has */
+        return gl_thread_start(gl_thread, mp, 8 << 20) ? -1 : 0;
     }
     static void gl_add_u32(uint32_t *p) { gl_store_relaxed(p, *p + 1); }
     static void gl_set_owner(unsigned long *p, unsigned long v) { gl_store_relaxed(p, v); }
     #define GL_NOBODYS 1UL      /* GL_BETWEEN_MS of world.h */
     """
-    int gl_thread_start(gl_m *) noexcept nogil
+    int gl_m_start(gl_m *) noexcept nogil
     void gl_add_u32(uint32_t *) noexcept nogil
     void gl_set_owner(unsigned long *, unsigned long) noexcept nogil
     unsigned long GL_NOBODYS
@@ -89,7 +75,7 @@ cdef enum:
 
 cdef object set_running_loop = asyncio._set_running_loop
 cdef gl_sched *S = sched()
-S.start_thread = gl_thread_start
+S.start_thread = gl_m_start
 
 # Injected by gmploop.world: the number of Ps to begin with, and tunables.
 cdef object prepare = None

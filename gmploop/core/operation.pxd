@@ -4,6 +4,8 @@ cdef enum:
     LANDED = 2          # done, the result not handed out yet
     ENDED = 3
 
+cdef object thrown(object typ, object val, object tb)
+
 cdef class Operation:
     cdef object fut                 # what the awaiter waits for
     cdef int state

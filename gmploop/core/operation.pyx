@@ -26,6 +26,15 @@ cdef extern from *:
         iternextfunc tp_iternext
 
 
+cdef object thrown(typ, val, tb):
+    """The exception that throw(typ, val, tb) is to raise."""
+    if val is None:
+        val = typ if isinstance(typ, BaseException) else typ()
+    elif not isinstance(val, BaseException):
+        val = typ(val)
+    return val.with_traceback(tb) if tb is not None else val
+
+
 cdef class Operation:
     def __await__(self):
         return self
@@ -48,11 +57,7 @@ cdef class Operation:
         if self.state == ENDED:
             raise RuntimeError("cannot reuse already awaited coroutine")
         self.abandon()
-        if val is None:
-            val = typ if isinstance(typ, BaseException) else typ()
-        elif not isinstance(val, BaseException):
-            val = typ(val)
-        raise val.with_traceback(tb) if tb is not None else val
+        raise thrown(typ, val, tb)
 
     def close(self):
         self.abandon()

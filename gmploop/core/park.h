@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <time.h>
 #include <pthread.h>
+#include <signal.h>
 
 static inline int64_t gl_now_ns(void) {
     struct timespec t;
@@ -88,5 +89,22 @@ static inline int gl_note_sleep(gl_note *n, int64_t timeout_ns) {
     return got;
 }
 #endif
+
+/* A detached thread with all signals blocked. stack: bytes, 0 for what is usual. Returns an errno. */
+static inline int gl_thread_start(void *(*run)(void *), void *arg, size_t stack) {
+    pthread_t thread;
+    pthread_attr_t attr;
+    sigset_t all, before;
+    int r;
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    if (stack) pthread_attr_setstacksize(&attr, stack);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    r = pthread_create(&thread, &attr, run, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attr);
+    return r;
+}
 
 #endif

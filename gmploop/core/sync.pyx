@@ -731,7 +731,19 @@ cdef class Side:
         return f"<{self.name()} of {self.rw!r}>"
 
 
-cdef class Event(Gate):
+cdef class Passage(Gate):
+    """A gate that is open, for everybody, while its value is 0."""
+
+    def wait(self):
+        """Awaitable: wait until it is set, or the counter is 0."""
+        return operation(self, OP_PASS)
+
+    def wait_blocking(self, timeout=None):
+        """As wait(), in a thread that runs no event loop (else RuntimeError). TimeoutError after `timeout` seconds."""
+        self.enter_blocking(OP_PASS, timeout, f"{type(self).__name__}.wait")
+
+
+cdef class Event(Passage):
     """A flag that can be waited for."""
 
     def __init__(self, *, name=None):
@@ -749,19 +761,11 @@ cdef class Event(Gate):
     def is_set(self):
         return self.gate.value == 0
 
-    def wait(self):
-        """Awaitable: wait until it is set."""
-        return operation(self, OP_PASS)
-
-    def wait_blocking(self, timeout=None):
-        """As wait(), in a thread that runs no event loop (else RuntimeError). TimeoutError after `timeout` seconds."""
-        self.enter_blocking(OP_PASS, timeout, "Event.wait")
-
     cdef str describe(self):
         return f"{'unset' if self.gate.value else 'set'}, {self.queued()}"
 
 
-cdef class WaitGroup(Gate):
+cdef class WaitGroup(Passage):
     """Counts things that are still to be done, and lets wait until there are none."""
 
     def __init__(self, *, name=None):
@@ -779,14 +783,6 @@ cdef class WaitGroup(Gate):
     @property
     def count(self):
         return self.gate.value
-
-    def wait(self):
-        """Awaitable: wait until the counter is 0."""
-        return operation(self, OP_PASS)
-
-    def wait_blocking(self, timeout=None):
-        """As wait(), in a thread that runs no event loop (else RuntimeError). TimeoutError after `timeout` seconds."""
-        self.enter_blocking(OP_PASS, timeout, "WaitGroup.wait")
 
     cdef str describe(self):
         return f"{self.gate.value} to be done, {self.queued()}"

@@ -9,7 +9,6 @@ from gmploop.core.sched cimport sched, gl_m, gl_sched, gl_now_ns, int64_t
 cdef extern from *:
     """
     #include "sysmon.h"
-    #include <signal.h>
     #ifdef __linux__
     #include <sys/prctl.h>
     #endif
@@ -24,19 +23,8 @@ cdef extern from *:
         return NULL;
     }
     static int gl_sysmon_start(gl_sched *S) {
-        pthread_t thread;
-        pthread_attr_t attr;
-        sigset_t all, before;
-        int r;
         gl_watched = S;
-        pthread_attr_init(&attr);
-        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        r = pthread_create(&thread, &attr, gl_sysmon_thread, NULL);
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-        pthread_attr_destroy(&attr);
-        return r;
+        return gl_thread_start(gl_sysmon_thread, NULL, 0);
     }
     """
     ctypedef struct gl_watch:

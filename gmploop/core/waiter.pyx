@@ -23,6 +23,7 @@ from libc.string cimport memset
 from gmploop.core.handle cimport (
     make_handle, gl_world_mine, gl_load_relaxed, gl_lock, gl_unlock, gl_spinlock, gl_monotonic, load_flags)
 from gmploop.core.g cimport G
+from gmploop.core.operation cimport thrown
 
 cdef extern from *:
     """
@@ -258,11 +259,7 @@ cdef class Waiter:
 
     def throw(self, typ, val=None, tb=None):
         self.quit()
-        if val is None:
-            val = typ if isinstance(typ, BaseException) else typ()
-        elif not isinstance(val, BaseException):
-            val = typ(val)
-        raise val.with_traceback(tb) if tb is not None else val
+        raise thrown(typ, val, tb)
 
     def close(self):
         self.quit()
