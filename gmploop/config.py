@@ -16,6 +16,7 @@ An option given in code wins over the environment, which wins over the default.
 | schedtrace | ms, 0 (off) to 3600000 | 0 | GMPLOOP_DEBUG="schedtrace=1000" | Go's |
 | replicas | from 1 on | `serve`: as procs | | see gmploop/replicas.py |
 | scheddetail | 0, 1 | 0 | GMPLOOP_DEBUG="schedtrace=1000,scheddetail=1" | Go's |
+| events | 0, 1 | 0 | GMPLOOP_DEBUG="events=1" | gmploop.record_events() |
 """
 
 import functools
@@ -36,6 +37,7 @@ DEBUG_KEYS = {  # key of GMPLOOP_DEBUG -> what each of its values means, or the 
     "stall_ms": _MS,
     "schedtrace": _MS,
     "scheddetail": _SWITCH,
+    "events": _SWITCH,
 }
 
 

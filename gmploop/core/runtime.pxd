@@ -4,7 +4,8 @@ from gmploop.core.poller cimport Poller
 
 cdef class LoopCore(G):
     cdef readonly Poller poller
-    cdef public bint _stopping, _closed
+    cdef public bint _stopping
+    cdef int closed                     # any thread may ask; its runner sets it
     cdef public object _task_factory
     cdef object task_kwargs             # {"loop": self}, made once
     cdef readonly bint own_tasks        # create_task() and create_future() give the types of task.pyx and future.pyx

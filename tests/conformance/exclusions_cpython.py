@@ -8,3 +8,6 @@ EXCLUSIONS: dict[str, str] = {
 
 # The same with own tasks and futures in the places of the C types (own_types.py).
 OWN_TASKS: dict[str, str] = {}
+
+# The same with worlds that move in the places of loops (movable.py): `module.Class` stands for all tests of a class.
+MOVABLE: dict[str, str] = {}
