@@ -11,6 +11,7 @@ import selectors
 import socket
 import ssl
 import sys
+import weakref
 from asyncio import (base_events, constants, events, format_helpers, futures, protocols, tasks, trsock, unix_events)
 from asyncio.log import logger
 
@@ -338,6 +339,12 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
             transp._reset_empty_waiter()
             if resume_reading:
                 transp.resume_reading()
+
+    def _start_serving(self, protocol_factory, sock, sslcontext=None, server=None, *options):
+        # asyncio's weak set finds abandoned transports, which the poller holds here. Ten times as dear as a set.
+        if isinstance(getattr(server, "_clients", None), weakref.WeakSet):
+            server._clients = set(server._clients)
+        super()._start_serving(protocol_factory, sock, sslcontext, server, *options)
 
     def _accept_connection(self, protocol_factory, sock, sslcontext=None, server=None, backlog=100,
                            ssl_handshake_timeout=constants.SSL_HANDSHAKE_TIMEOUT,

@@ -58,6 +58,9 @@ cdef extern from *:
         return conn;
     #endif
     }
+    static PyObject *gl_get(PyObject *descriptor, PyObject *of) {
+        return Py_TYPE(descriptor)->tp_descr_get(descriptor, of, (PyObject *)Py_TYPE(of));
+    }
     static void gl_nodelay(int fd) {
         int on = 1;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -76,6 +79,7 @@ cdef extern from *:
     int MSG_NOSIGNAL, MSG_DONTWAIT, SHUT_WR, SOCK_STREAM, IPPROTO_TCP
     void set_errno(int)
     int gl_accept(int, sockaddr *, socklen_t *)
+    object gl_get(object, object)
     void gl_nodelay(int)
     int c_close "close"(int)
 
@@ -691,8 +695,10 @@ cdef object socket_proto = _socket.socket.proto
 
 def accepts(sock):
     """Whether accept_connections() can take the connections of this listening socket."""
-    return type(sock) is socket.socket and (<int>socket_type.__get__(sock)) == SOCK_STREAM and \
-        (<int>socket_family.__get__(sock)) in (AF_INET, AF_INET6, AF_UNIX)
+    if type(sock) is not socket.socket or <int>gl_get(socket_type, sock) != SOCK_STREAM:
+        return False
+    cdef int family = gl_get(socket_family, sock)
+    return family == AF_INET or family == AF_INET6 or family == AF_UNIX
 
 
 def accept_connections(G loop not None, Poller poller not None, sock, factory, server, int most, context):
@@ -703,7 +709,7 @@ def accept_connections(G loop not None, Poller poller not None, sock, factory, s
     cdef socklen_t size
     cdef SocketTransport t
     cdef int listener, conn, i
-    cdef int family = socket_family.__get__(sock), proto = socket_proto.__get__(sock)
+    cdef int family = gl_get(socket_family, sock), proto = gl_get(socket_proto, sock)
     for i in range(most):
         listener = sock.fileno()
         if listener < 0:                    # a factory closed the server

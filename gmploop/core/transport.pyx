@@ -58,6 +58,7 @@ cdef enum:
 cdef object TransportSocket = None
 cdef object logger = None
 cdef bint server_takes_transport = sys.version_info >= (3, 13)
+cdef int non_blocking = getattr(socket, "SOCK_NONBLOCK", 0)
 cdef bint abstract_names = sys.platform == "linux"
 
 
@@ -253,14 +254,15 @@ cdef class Transport(Watch):
                 sock = socket.socket.__new__(socket.socket)
                 sock._closed, sock._io_refs = self.gone, 0
                 if not self.gone:
-                    _socket.socket.__init__(sock, self.family, self.type, self.proto, self.fd)
+                    _socket.socket.__init__(sock, self.family, self.type | non_blocking, self.proto, self.fd)
                     if self.gone or self.sock is not None:      # an audit hook let other threads in
                         sock.detach()
                         sock = self.sock
                     else:
                         self.sock = sock
                         sock._io_refs = 1
-                        sock.setblocking(False)
+        if not non_blocking and not self.gone and sock.gettimeout() != 0:
+            sock.settimeout(0)
         return sock
 
     cdef int lose_soon(self, object exc) except -1:
