@@ -272,7 +272,7 @@ cdef class G:
                 self.run_event(h.callback)
             h.drop()
             return 0
-        if h.flags & THREADSAFE and cancel_waits():
+        if load_flags(&h.flags) & THREADSAFE and cancel_waits():
             h.next = <PyObject *><size_t>PyThread_get_thread_ident()
             if gl_fetch_or_acq_rel(&h.flags, RUNNING) & CANCELLED:
                 gl_fetch_and_acq_rel(&h.flags, ~RUNNING)

@@ -356,11 +356,15 @@ cdef class Goroutine:
         return waits
 
     def __await__(self):
+        cdef bint mine
         if load_int(&self.status) == PENDING:
             loop = get_running_loop()
             if loop is None:
                 raise RuntimeError("a goroutine is awaited in a running loop; a plain thread calls result()")
-            if loop is self.world:
+            gl_lock(&self.lock)
+            mine = <PyObject *>loop == <PyObject *>self.world
+            gl_unlock(&self.lock)
+            if mine:
                 raise RuntimeError("a goroutine cannot await itself")
             fut = Join(loop=loop)
             fut.goroutine = self
