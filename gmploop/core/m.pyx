@@ -7,8 +7,9 @@ It loops: find a runnable G, run one turn of it, put it where it belongs. A turn
 callback itself (blocking()), may take the P away meanwhile, which is noticed by the CAS that goes back (gl_enter()).
 
 What hangs on the thread and must follow the world: the running loop, set when the M enters another world, dropped
-before it looks for work; the hooks of async generators (see AgenHook); the pool of handles. Signals are blocked in Ms:
-the main thread takes them.
+before it looks for work; the hooks of async generators (see AgenHook); the pool of handles. Ms block the signals that the
+thread blocked which started the runtime, whoever starts them: what a callback starts as a process inherits that. The
+kernel gives a process's signal to the main thread if that takes it.
 """
 cimport cython
 import asyncio
@@ -41,7 +42,10 @@ cdef extern from *:
     #endif
     }
     static void (*gl_m_main)(gl_m *mp);
+    static sigset_t gl_usual_signals;
+    static void gl_note_signals(void) { pthread_sigmask(SIG_BLOCK, NULL, &gl_usual_signals); }
     static void *gl_thread(void *arg) {
+        pthread_sigmask(SIG_SETMASK, &gl_usual_signals, NULL);
         gl_name_thread((gl_m *)arg);
         gl_m_main((gl_m *)arg);
         return NULL;
@@ -56,6 +60,7 @@ cdef extern from *:
     #define GL_NOBODYS 1UL      /* GL_BETWEEN_MS of world.h */
     """
     int gl_m_start(gl_m *) noexcept nogil
+    void gl_note_signals() noexcept nogil
     void gl_add_u32(uint32_t *) noexcept nogil
     void gl_add_u64(uint64_t *) noexcept nogil
     void gl_set_owner(unsigned long *, unsigned long) noexcept nogil
@@ -114,6 +119,7 @@ def start(procs):
     with start_lock:
         if S.procs == 0:
             n = prepare(procs)
+            gl_note_signals()
             netpoll.open_shared()
             sched_module.set_procs(n)
             sysmon.start()
