@@ -14,7 +14,9 @@ static void pause_sometimes(void) {
 #define GL_EVENTS 4u            /* so that writers lap each other */
 #include "events.h"
 
-#ifndef POSTS
+#ifdef PAUSES           /* each yield may cost a slice of a busy machine */
+#define POSTS 20000
+#elif !defined(POSTS)
 #define POSTS 300000
 #endif
 
