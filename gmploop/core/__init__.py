@@ -9,6 +9,7 @@ Words
     sysmon  the thread that watches, without P and GIL: retakes Ps, polls late, reports stalls. sysmon.h
     post    a handle, or a watch with events, handed to a G from outside: inbox, then notify. g.pyx
     watch   the registration of one fd for one owner. poller.pyx
+    event   what became of a G, P or M, and when, for who looks in from outside. events.h
     waiter  one operation that waits at a channel, lock or the like. waiter.pyx
 
 States
