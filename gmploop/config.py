@@ -16,6 +16,7 @@ An option given in code wins over the environment, which wins over the default.
 | schedtrace | ms, 0 (off) to 3600000 | 0 | GMPLOOP_DEBUG="schedtrace=1000" | Go's |
 | replicas | from 1 on | `serve`: as procs | | see gmploop/replicas.py |
 | scheddetail | 0, 1 | 0 | GMPLOOP_DEBUG="schedtrace=1000,scheddetail=1" | Go's |
+| sigquit | 0, 1 | 0 | GMPLOOP_DEBUG="sigquit=1" | run() then has SIGQUIT print dump(); off, it ends the process as ever |
 """
 
 import functools
@@ -36,6 +37,7 @@ DEBUG_KEYS = {  # key of GMPLOOP_DEBUG -> what each of its values means, or the 
     "stall_ms": _MS,
     "schedtrace": _MS,
     "scheddetail": _SWITCH,
+    "sigquit": _SWITCH,
 }
 
 
@@ -76,6 +78,11 @@ def resolve_debug(value: bool | None = None) -> bool | None:
     if not isinstance(value, int):  # 0 and 1 pass, as they do in asyncio
         raise TypeError(f"debug takes None, True or False, not {value!r}")
     return bool(value)
+
+
+def dumps_on_sigquit() -> bool:
+    """Whether gmploop.run() has SIGQUIT print gmploop.dump(). Raises ValueError for a bad GMPLOOP_DEBUG."""
+    return parse_debug(os.environ.get("GMPLOOP_DEBUG", "")).get("sigquit", False)
 
 
 def resolve_write_batching(value: bool | None = None) -> bool:
@@ -151,6 +158,7 @@ def makes_own_tasks() -> bool:
 MAX_PROCS = 256  # what the core has room for
 SPIN_NS = 20_000  # how long a thread looks for work before it sleeps: about what waking one costs; measured
 BACKLOG_NS = 5_000  # queued work from which on another thread is woken: waking one costs 4 to 14 us; measured
+REST_MS = 100  # a run that has nothing to do for so long is looked at: can it ever go on? guessed
 SHUTDOWN_S = 10.0  # how long run() waits at its end for goroutines that it has cancelled; guessed
 
 RETAKE_MS = 10  # a callback may keep its P so long; Go's

@@ -15,6 +15,7 @@ The main thread alone writes `_loops` and sets handlers, one request after the o
 anywhere and needs nothing but the tuple it reads: no lock is taken in a signal handler.
 """
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -63,6 +64,32 @@ def distribution(base):
 def distributes():
     """Whether a distribution is open."""
     return _base is not None
+
+
+def handled():
+    """Whether a signal may run code of this program's: one has a handler that is not Python's, asyncio's for Ctrl-C, or
+    of this module without a loop that wants it."""
+    for sig in signal.valid_signals():
+        handler = signal.getsignal(sig)
+        if handler in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
+            continue
+        idle = handler is _deliver and not _loops.get(sig) or handler is _dump
+        if not idle and not isinstance(getattr(getattr(handler, "func", None), "__self__", None), asyncio.Runner):
+            return True
+    return False
+
+
+def dump_on_sigquit():
+    """Have SIGQUIT print gmploop.dump() from now on, unless something else was to be done, or this is not the main
+    thread."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:
+        signal.signal(signal.SIGQUIT, _dump)
+
+
+def _dump(sig, frame):
+    from gmploop import goroutine
+
+    goroutine.dump()
 
 
 def _default(sig):

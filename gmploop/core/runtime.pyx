@@ -25,6 +25,7 @@ from gmploop.core.task cimport Task, make_task, run_task
 from gmploop.core.poller cimport Watch, uint32_t
 from gmploop.core.stream cimport SocketTransport
 from gmploop.core.fdwatch cimport SockOp
+from gmploop.core.sched cimport sched
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
@@ -83,6 +84,31 @@ def configure(tasks_module, futures_module, create_task, plain_socket_type, str 
 def keep_freed_memory(long trim_bytes, long mmap_bytes):
     """Let glibc keep up to trim_bytes of freed memory, and map only blocks above mmap_bytes. For the whole process."""
     gl_keep_freed_memory(trim_bytes, mmap_bytes)
+
+
+@cython.final
+cdef class RestWatch:
+    """Notices that a run of gmploop may never go on.
+
+    The loop's first wait without bound is one of after_ns. If that ends with nothing to do, at_rest() is called; then the
+    loop really waits, and what wakes it (something to do, or at_rest's own doing once the goroutines have come to rest)
+    starts this anew. So a loop that has work never calls at_rest(), and an idle one wakes up once. While the watch is
+    there that at_rest() returned, something may come by it, and there is nothing to ask for.
+    """
+    cdef long long wait_ns(self, LoopCore loop):
+        if self.alive is not None:
+            if self.alive.poller is loop.poller:
+                return -1
+            self.alive = None
+        return self.after_ns if not self.looked and (loop.waits or sched().procs) else -1
+
+    cdef int waited(self, LoopCore loop, long long delay_ns) except -1:
+        if delay_ns > 0 and gl_ring_len(&loop.ready) == 0:
+            self.alive = self.at_rest()
+            self.looked = gl_ring_len(&loop.ready) == 0
+        else:
+            self.looked = False
+        return 0
 
 
 cdef class LoopCore(G):
@@ -454,6 +480,9 @@ cdef class LoopCore(G):
     cdef int poll_io(self) except -1:
         cdef long long delay_ns = self.wait_ns()
         cdef int n
+        cdef bint unbounded = delay_ns < 0 and self.rest is not None
+        if unbounded:
+            delay_ns = self.rest.wait_ns(self)
         if self.poller is None:
             raise RuntimeError("the loop's constructor has not run")
         if self.poller.forked():
@@ -471,6 +500,8 @@ cdef class LoopCore(G):
                 gl_g_set(&self.s.state, G_RUNNING)
                 gl_fence_seq_cst()          # with the poster's CAS on the inbox: it sees RUNNING, or we see its post
                 self.drain_inbox()
+            if unbounded and not self._stopping:
+                self.rest.waited(self, delay_ns)
         else:
             n = self.poller.poll(0)
         self.polled_at = gl_ticks()
@@ -485,6 +516,14 @@ cdef class LoopCore(G):
         if self.w.timers.n:
             self.take_due(self.clock())
         return 0
+
+    def _watch_rest(self, at_rest, long long after_ns):
+        """Call at_rest() when this loop, and what else it waits for, might never go on; None: no longer."""
+        cdef RestWatch watch = None
+        if at_rest is not None:
+            watch = RestWatch.__new__(RestWatch)
+            watch.at_rest, watch.after_ns = at_rest, after_ns
+        self.rest = watch
 
     # -- futures and tasks. The types are looked up where asyncio has them, as asyncio does.
 

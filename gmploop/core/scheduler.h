@@ -134,6 +134,8 @@ typedef struct gl_sched {
     int (*poll)(gl_m *mp, int64_t delay_ns);    /* <0 waits, 0 looks, >0 bounded; how many events are in mp->events */
     void (*poll_break)(void);
     int (*start_thread)(gl_m *mp);      /* 0, or -1 */
+    int rest_wanted;                    /* somebody wants to know when all Ms have come to rest. Atomic; cleared by who tells */
+    void (*on_rest)(void);
 } gl_sched;
 
 #define GL_NEVER INT64_MAX
@@ -579,6 +581,19 @@ static inline void gl_adopt(gl_m *mp) {          /* the P that somebody gave it 
     if (mp->p) gl_m_set(mp, mp->spinning ? M_SPINNING : M_RUNNING);
 }
 
+/* Whether no M runs or looks for work, and none waits for a time or for events. */
+static inline int gl_at_rest(gl_sched *S) {
+    return gl_load_relaxed(&S->npidle) >= gl_load_relaxed(&S->procs) && !gl_load_relaxed(&S->qsize)
+        && !gl_load_relaxed(&S->nmspinning) && !gl_load_relaxed(&S->watchers) && gl_timers_min(S) == GL_NEVER;
+}
+
+/* By an M that has given up its P, before it sleeps. The last of them sees that all are at rest: each has put its P
+ * among the idle ones under `lock` before it looks. Who wants to be told sets `rest_wanted`, fence, looks once itself. */
+static inline void gl_tell_rest(gl_sched *S) {
+    gl_fence_seq_cst();
+    if (gl_load_relaxed(&S->rest_wanted) && gl_at_rest(S) && gl_cas_int(&S->rest_wanted, 1, 0)) S->on_rest();
+}
+
 /* Sleep until somebody gives a P, or a locked G. */
 static void gl_park(gl_sched *S, gl_m *mp) {
     pthread_mutex_lock(&S->lock);
@@ -737,6 +752,7 @@ static int gl_find(gl_sched *S, gl_m *mp, gl_g **out, int *n_events) {
                 continue;
             }
         } else if (until < gl_load_relaxed(&S->poll_until)) S->poll_break();
+        gl_tell_rest(S);
         gl_park(S, mp);
     }
 }
@@ -797,12 +813,13 @@ static inline void gl_give_to_locked(gl_m *mp, gl_g *gp) {
 /* The M of a locked G has nothing to run: others get its P, and it sleeps until its G comes, with a P. */
 static inline void gl_park_locked(gl_sched *S, gl_m *mp) {
     gl_p *pp = mp->p;
-    gl_m_set(mp, M_PARKED);
     if (pp) {
         mp->p = NULL;
         gl_p_set(pp, P_IDLE);
         gl_handoff(S, pp);
     }
+    gl_tell_rest(S);
+    gl_m_set(mp, M_PARKED);
     gl_note_sleep(&mp->note, -1);
     gl_adopt(mp);
 }
@@ -861,6 +878,7 @@ static inline void gl_sched_after_fork(gl_sched *S) {
     fresh.poll = S->poll;
     fresh.poll_break = S->poll_break;
     fresh.start_thread = S->start_thread;
+    fresh.on_rest = S->on_rest;
     fresh.forks = S->forks + 1;
     *S = fresh;
     gl_sched_init(S);
