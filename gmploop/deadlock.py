@@ -123,7 +123,7 @@ def _worlds():
 
 
 def find(main_loop):
-    """The text of the error if the run can never go on, else None.
+    """The text of the error if the run can never go on; else None, or True if that is because of a thread, which may end.
 
     main_loop: the loop that this thread, the main one, runs and is about to sleep in; None if main() is a goroutine.
     """
@@ -139,7 +139,7 @@ def find(main_loop):
     if "gmploop.world" in sys.modules:
         executors.append(sys.modules["gmploop.world"]._executor)
     if not _threads_are_ours(filter(None, executors)):
-        return None
+        return True
     stuck = []
     for loop in [main_loop, *worlds] if main_loop is not None else worlds:
         tasks = _stuck(loop)
@@ -179,10 +179,9 @@ class Run:
             return watch
         rest.want(loop._write_to_self)
         text = find(loop)
-        if text is not None:
-            root = next((task for task in asyncio.all_tasks(loop) if task.get_coro() is self._main), None)
-            self._end(text, root)
-        return None
+        if isinstance(text, str):
+            self._end(text, next((task for task in asyncio.all_tasks(loop) if task.get_coro() is self._main), None))
+        return text is True
 
     def _end(self, text, root):
         before, self.error = self.error, DeadlockError(text)
@@ -197,11 +196,13 @@ class Run:
         try:
             while not goroutine.done():
                 rest.want(woken.set)
-                if not woken.wait(config.REST_MS / 1000):
-                    text = find(None)
-                    if text is not None:
+                for times in 1, 10, 100:
+                    text = None if woken.wait(times * config.REST_MS / 1000) else find(None)
+                    if isinstance(text, str):
                         self._end(text, goroutine)
-                    woken.wait()
+                    if text is not True:
+                        break
+                woken.wait()
                 woken.clear()
         finally:
             rest.want(None)

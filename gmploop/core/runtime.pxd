@@ -5,7 +5,7 @@ from gmploop.core.poller cimport Poller, Watch
 cdef class RestWatch:
     cdef object at_rest
     cdef long long after_ns
-    cdef bint looked            # at_rest() was called, and nothing has come since
+    cdef int looks              # calls of at_rest() since something has come
     cdef Watch alive
     cdef long long wait_ns(self, LoopCore loop)
     cdef int waited(self, LoopCore loop, long long delay_ns) except -1

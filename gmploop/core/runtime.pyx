@@ -60,6 +60,7 @@ cdef extern from *:
 
 cdef enum:
     MAX_SKIP = 61               # turns; Go's schedtick interval for looking at the global queue
+    LOOKS = 3                   # at a run that may never go on; guessed
     DAY_NS = 86400000000000     # asyncio's MAXIMUM_SELECT_TIMEOUT
 
 # Injected by gmploop.loop.
@@ -92,22 +93,27 @@ cdef class RestWatch:
 
     The loop's first wait without bound is one of after_ns. If that ends with nothing to do, at_rest() is called; then the
     loop really waits, and what wakes it (something to do, or at_rest's own doing once the goroutines have come to rest)
-    starts this anew. So a loop that has work never calls at_rest(), and an idle one wakes up once. While the watch is
-    there that at_rest() returned, something may come by it, and there is nothing to ask for.
+    starts this anew. So a loop that has work never calls at_rest(), and an idle one wakes up once. If at_rest() returns
+    True, what it saw may pass by itself, it is called twice more, after 10 and 100 times as long. If it returns a watch,
+    there is nothing to ask for while that is there: something may come by it.
     """
     cdef long long wait_ns(self, LoopCore loop):
         if self.alive is not None:
             if self.alive.poller is loop.poller:
                 return -1
             self.alive = None
-        return self.after_ns if not self.looked and (loop.waits or sched().procs) else -1
+        if self.looks == LOOKS or not (loop.waits or sched().procs):
+            return -1
+        return self.after_ns * (1 if self.looks == 0 else 10 if self.looks == 1 else 100)
 
     cdef int waited(self, LoopCore loop, long long delay_ns) except -1:
-        if delay_ns > 0 and gl_ring_len(&loop.ready) == 0:
-            self.alive = self.at_rest()
-            self.looked = gl_ring_len(&loop.ready) == 0
-        else:
-            self.looked = False
+        if gl_ring_len(&loop.ready) == 0 and delay_ns > 0:
+            seen = self.at_rest()
+            if isinstance(seen, Watch):
+                self.alive = seen
+            self.looks = self.looks + 1 if seen is True else LOOKS
+        if gl_ring_len(&loop.ready) or delay_ns < 0:
+            self.looks = 0
         return 0
 
 
