@@ -123,13 +123,14 @@ def _worlds():
 
 
 def find(main_loop):
-    """The text of the error if the run can never go on; else None, or True if that is because of a thread, which may end.
+    """The text of the error if the run can never go on; else None, or True if that may change without its doing: a thread
+    may end.
 
     main_loop: the loop that this thread, the main one, runs and is about to sleep in; None if main() is a goroutine.
     """
     before = rest.progress()
-    if before is None or signals.handled():
-        return None
+    if before < 0 or signals.handled():
+        return before == -2 or None
     worlds = _worlds()
     if worlds is None or not all(map(rest.sleeps, worlds)):
         return None
@@ -147,7 +148,7 @@ def find(main_loop):
             return None
         stuck += [(loop, task) for task in tasks]
     if not stuck or rest.progress() != before:
-        return None
+        return True
     return _text(stuck, main_loop)
 
 

@@ -16,7 +16,8 @@ cdef extern from *:
     #include "scheduler.h"
     static void gl_set_wanted(gl_sched *S, int on) { __atomic_store_n(&S->rest_wanted, on, __ATOMIC_SEQ_CST); gl_fence_seq_cst(); }
 
-    /* The turns that all Ms have begun and ended, if all are at rest; else -1. Equal before and after: nothing has run. */
+    /* The turns that all Ms have begun and ended, if all are at rest; else -1, or -2 if some are about to sleep, and have
+     * told of it. Equal before and after: nothing has run. */
     static long long gl_progress(gl_sched *S) {
         long long n = 0;
         pthread_mutex_lock(&S->lock);
@@ -24,7 +25,7 @@ cdef extern from *:
         for (int i = 0; n >= 0 && i < S->nm; i++) {
             gl_m *mp = S->allm[i];
             int state = gl_load_relaxed(&mp->state);
-            n = state == M_PARKED || state == M_POLLING || state == M_DEAD ? n + gl_load_relaxed(&mp->turns) : -1;
+            n = state == M_PARKED || state == M_POLLING || state == M_DEAD ? n + gl_load_relaxed(&mp->turns) : -2;
         }
         pthread_mutex_unlock(&S->lock);
         return n;
@@ -57,11 +58,11 @@ def want(callback):
 
 
 def progress():
-    """A number that grows with each turn of a goroutine, if all are at rest; None if not."""
+    """A number that grows with each turn of a goroutine, if all are at rest; -1 if not, -2 if they are about to be."""
     cdef long long n
     with nogil:
         n = gl_progress(sched())
-    return None if n < 0 else n
+    return n
 
 
 def threads():
