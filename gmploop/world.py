@@ -7,6 +7,7 @@ when it is first asked for.
 import _thread
 import asyncio
 import collections
+import contextlib
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ from asyncio.log import logger
 from concurrent.futures import ThreadPoolExecutor
 
 from gmploop import config, signals
-from gmploop.core import m, moving, sched, sysmon
+from gmploop.core import m, moving, netpoll, sched, sysmon
 from gmploop.loop import Loop
 
 
@@ -197,6 +198,21 @@ def _raise(exc):
     raise exc
 
 
+def report_broken(error):
+    """The poller that all goroutines share is no more: the runs from which they came end with the error."""
+    exc = OSError(error, f"the poller that goroutines share is broken: {os.strerror(error)}")
+    logger.error("%s", exc)
+    homes = {moving.home_of(handle) for handle in moving.all_goroutines()}
+    for home in homes:
+        if isinstance(home, Loop) and not isinstance(home, World):
+            with contextlib.suppress(RuntimeError):         # closed
+                home.call_soon_threadsafe(home._end_by, exc)
+    for handle in moving.all_goroutines():
+        if moving.home_of(handle) is None:                  # by a plain thread: main() of lock_main=False, perhaps
+            handle.fatal = exc
+            handle.cancel()
+
+
 def report_stall(ident, seconds):
     """Log what the thread does whose callback has run so long."""
     frame = sys._current_frames().get(ident)
@@ -220,5 +236,6 @@ def _before_start(procs):
 
 moving.configure(World, Join, report_fatal)
 m.configure(_before_start)
+netpoll.configure(report_broken)
 sysmon.configure(report_stall)
 os.register_at_fork(after_in_child=_forget_executor)

@@ -131,8 +131,8 @@ cdef class UringPoller(EpollPoller):
         """A ring of this thread, in which all receives that are wanted are armed."""
         cdef int e
         cdef Watch w
-        if self.broken:
-            raise OSError(self.broken, os.strerror(self.broken))
+        if self.ring_error:
+            self.broken(self.ring_error)
         e = gl_uring_open_own(&self.r, ENTRIES, CQ_ENTRIES)
         if e >= 0:
             for op in (GL_OP_POLL_ADD, GL_OP_ASYNC_CANCEL, GL_OP_SEND, GL_OP_RECV):
@@ -283,6 +283,7 @@ cdef class UringPoller(EpollPoller):
             try:
                 self.enter(delay_ns)
             except OSError:                 # there is no ring any more; the next poll says so
+                self.broken_at = 0
                 break
             self.reap()
             delay_ns = 1000000
@@ -312,9 +313,9 @@ cdef class UringPoller(EpollPoller):
                     gl_wait_for(self.r.fd, 1000000)
         elif e != -EINTR and e != -ETIME:
             self.r.fd = -1                  # it was closed behind our back: the number may be somebody else's by now
-            self.broken = -e
+            self.ring_error = -e
             self.lose_ring()
-            raise OSError(-e, os.strerror(-e))
+            self.broken(-e)
         return -e
 
     cdef int poll(self, int64_t delay_ns) except -1:

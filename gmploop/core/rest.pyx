@@ -25,7 +25,8 @@ cdef extern from *:
         for (int i = 0; n >= 0 && i < S->nm; i++) {
             gl_m *mp = S->allm[i];
             int state = gl_load_relaxed(&mp->state);
-            n = state == M_PARKED || state == M_POLLING || state == M_DEAD ? n + gl_load_relaxed(&mp->turns) : -2;
+            n = state == M_PARKED || state == M_POLLING || state == M_DEAD || mp == S->spare
+                ? n + gl_load_relaxed(&mp->turns) : -2;
         }
         pthread_mutex_unlock(&S->lock);
         return n;

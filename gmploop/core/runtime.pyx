@@ -500,7 +500,7 @@ cdef class LoopCore(G):
             self.drain_inbox()
         if delay_ns:
             try:
-                n = self.poller.poll(delay_ns)
+                n = self.poller.poll(delay_ns) if not self.poller.broken_at else self.poller.poll_broken(delay_ns)
             finally:
                 gl_g_cas(&self.s.state, G_IDLE, G_RUNNABLE)
                 gl_g_set(&self.s.state, G_RUNNING)
@@ -509,7 +509,7 @@ cdef class LoopCore(G):
             if unbounded and not self._stopping:
                 self.rest.waited(self, delay_ns)
         else:
-            n = self.poller.poll(0)
+            n = self.poller.poll(0) if not self.poller.broken_at else self.poller.poll_broken(0)
         self.polled_at = gl_ticks()
         self.skipped = 0
         if n or delay_ns:

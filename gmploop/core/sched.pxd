@@ -65,6 +65,7 @@ cdef extern from "scheduler.h" nogil:
         int rest_wanted
         void (*on_rest)() noexcept nogil
     int gl_at_rest(gl_sched *)
+    int gl_start_first(gl_sched *)
     void gl_sched_init(gl_sched *)
     void gl_sched_after_fork(gl_sched *)
     int gl_set_procs(gl_sched *, int)

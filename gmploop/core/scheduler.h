@@ -37,6 +37,7 @@ enum { GL_MAX_P = 256, GL_MAX_M = 2048 };       /* guessed; Go stops at 10,000 M
 enum { P_IDLE, P_RUNNING, P_INCALL, P_DEAD, P_STATES };
 enum { M_NEW, M_RUNNING, M_SPINNING, M_PARKED, M_POLLING, M_ORPHAN, M_DEAD, M_STATES };
 enum { GL_STOP, GL_GOT_G, GL_GOT_EVENTS };      /* what gl_find() brings */
+#define GL_REFUSED_NS 10000000                  /* then the system is asked for a thread again; guessed */
 enum { GL_LISTS = 16 };                         /* lists of all Gs: as many as threads hardly meet in */
 
 static const unsigned char gl_p_legal[P_STATES][P_STATES] = {
@@ -134,6 +135,8 @@ typedef struct gl_sched {
     int (*poll)(gl_m *mp, int64_t delay_ns);    /* <0 waits, 0 looks, >0 bounded; how many events are in mp->events */
     void (*poll_break)(void);
     int (*start_thread)(gl_m *mp);      /* 0, or -1 */
+    gl_m *spare;                        /* an M that no thread was to be had for, and */
+    int64_t refused_ns;                 /* when. Under lock; read anywhere */
     int rest_wanted;                    /* somebody wants to know when all Ms have come to rest. Atomic; cleared by who tells */
     void (*on_rest)(void);
 } gl_sched;
@@ -253,8 +256,19 @@ static inline void gl_give(gl_m *mp, gl_p *pp, int spinning) {
     mp->nextp = pp;
 }
 
+/* Whether no thread was to be had just now. */
+static inline int gl_refused(gl_sched *S, int64_t now) {
+    return gl_load_relaxed(&S->spare) && now - gl_load_relaxed(&S->refused_ns) < GL_REFUSED_NS;
+}
+
 static gl_m *gl_new_m(gl_sched *S) {            /* under lock */
-    gl_m *mp;
+    gl_m *mp = S->spare;
+    if (mp) {
+        if (gl_refused(S, gl_now_ns())) return NULL;
+        gl_store_relaxed(&S->spare, NULL);
+        GL_ADD(S->nmlive, 1);
+        return mp;
+    }
     if (S->nm == GL_MAX_M || !(mp = (gl_m *)calloc(1, sizeof *mp))) return NULL;
     mp->id = ++S->nm;                           /* 0 is nobody */
     mp->random = (uint32_t)mp->id * 2654435761u;
@@ -284,8 +298,11 @@ static void gl_startm(gl_sched *S, gl_p *pp, int spinning) {
     if (made) {
         if (S->start_thread(made) == 0) return;
         pthread_mutex_lock(&S->lock);           /* no thread to be had; sysmon tries again */
-        gl_m_set(made, M_DEAD);
         made->nextp = NULL;
+        made->spinning = 0;
+        gl_store_relaxed(&S->refused_ns, gl_now_ns());
+        if (S->spare) gl_m_set(made, M_DEAD);
+        else gl_store_relaxed(&S->spare, made);
         GL_ADD(S->nmlive, -1);
         gl_p_set(pp, P_IDLE);
         gl_pidle_put(S, pp);
@@ -296,6 +313,19 @@ static void gl_startm(gl_sched *S, gl_p *pp, int spinning) {
         if (spinning) __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
     } else if (polls) S->poll_break();
     else gl_note_wake(&mp->note);
+}
+
+/* The first M, before there is work: whether a thread can be had at all. */
+static int gl_start_first(gl_sched *S) {
+    gl_p *pp;
+    pthread_mutex_lock(&S->lock);
+    gl_store_relaxed(&S->refused_ns, gl_now_ns() - 2 * GL_REFUSED_NS);
+    pp = gl_pidle_get(S);
+    pthread_mutex_unlock(&S->lock);
+    __atomic_fetch_add(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
+    if (pp) gl_startm(S, pp, 1);
+    else __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
+    return gl_load_relaxed(&S->nmlive) > 0 ? 0 : -1;
 }
 
 /* -- timers */
