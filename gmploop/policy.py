@@ -130,6 +130,8 @@ def run(
         procs = config.resolve_procs(procs)
     if config.dumps_on_sigquit():
         signals.dump_on_sigquit()
+    if sched.procs():
+        signals.serve_goroutines()
     if not isinstance(lock_main, bool):
         raise TypeError(f"lock_main takes True or False, not {lock_main!r}")
     if shutdown_timeout is not None and not isinstance(shutdown_timeout, (int, float)):
