@@ -48,7 +48,7 @@ from libc.errno cimport EAGAIN, EBUSY, EEXIST, EINTR, EINVAL, ENOBUFS, ENOMEM, E
 import os
 from gmploop.core.batch cimport (
     SEND_BIT, GL_OP_SEND, GL_SQE_SKIP_SUCCESS, gl_uring_free, gl_uring_queued, gl_uring_sqe, gl_uring_next)
-from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
+from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed, gl_lock, gl_unlock
 from gmploop.core.poller cimport Poller, EV_IN, RX_OFF, RX_ON, RX_STOPPING
 from gmploop.core.poller_epoll cimport MAX_EVENTS
 
@@ -61,12 +61,17 @@ cdef extern from *:
     #ifndef ECANCELED
     #define ECANCELED 125
     #endif
+    static int gl_is_epoll(int fd) {
+        struct epoll_event e;
+        return epoll_wait(fd, &e, 1, 0) >= 0 || errno == EINTR;
+    }
     static void gl_wait_for(int fd, long long delay_ns) {
         struct pollfd p = { fd, POLLIN, 0 };
         long long ms = delay_ns < 0 ? -1 : (delay_ns + 999999) / 1000000;
         poll(&p, 1, ms > 2147483647 ? 2147483647 : (int)ms);
     }
     """
+    bint gl_is_epoll(int)
     int ECANCELED, ETIME
     void gl_wait_for(int, long long) nogil
     int eventfd(unsigned int, int)
@@ -315,6 +320,11 @@ cdef class UringPoller(EpollPoller):
             self.r.fd = -1                  # it was closed behind our back: the number may be somebody else's by now
             self.ring_error = -e
             self.lose_ring()
+            if not gl_is_epoll(self.epfd):          # likewise
+                self.epfd = -1
+                gl_lock(&self.wake_lock)
+                self.wakefd = -1
+                gl_unlock(&self.wake_lock)
             self.broken(-e)
         return -e
 

@@ -29,15 +29,18 @@ int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), vo
 """
 
 CLOSES = """
-def close_all(kind):
+def polls():
+    found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
-            if os.readlink(f"/proc/self/fd/{name}") == f"anon_inode:{kind}":
-                os.close(int(name))
-                closed.append(int(name))
+            if os.readlink(f"/proc/self/fd/{name}") in ("anon_inode:[eventpoll]", "anon_inode:[io_uring]"):
+                found.add(int(name))
         except OSError:
             pass
-closed = []
+    return found
+def close(fds):
+    for fd in fds:
+        os.close(fd)
 """
 
 
@@ -136,23 +139,14 @@ def test_the_goroutines_poller_breaks(program, lock_main, main_poller):
 async def main():
     goroutine = go(reads)
     await asyncio.sleep(0.05)
-    loop = asyncio.get_running_loop()
-    loop.call_soon(close_all, "[eventpoll]") if not {lock_main} else close_shared()
-    wakes = go(asyncio.sleep, 0.01)             # the sleeper in the poller looks up
+    close(shared)
+    go(asyncio.sleep, 0.01)                     # who sleeps in the poller looks up
     try:
         await goroutine
     finally:
         print("main ends")
-before = set(os.listdir("/proc/self/fd"))
 gmploop.set_procs(1)
-shared = [int(name) for name in set(os.listdir("/proc/self/fd")) - before]
-def close_shared():
-    for fd in shared:
-        try:
-            if os.readlink(f"/proc/self/fd/{{fd}}") == "anon_inode:[eventpoll]":
-                os.close(fd)
-        except OSError:
-            pass
+shared = polls()
 try:
     gmploop.run(main(), lock_main={lock_main}, procs=2)
 except OSError as exc:
@@ -176,13 +170,7 @@ async def main():
     if {goroutines}:
         go(waits)
     await asyncio.sleep(0.05)
-    mine = [int(name) for name in set(os.listdir("/proc/self/fd")) - before]
-    for fd in mine:
-        try:
-            if os.readlink(f"/proc/self/fd/{{fd}}") in ("anon_inode:[eventpoll]", "anon_inode:[io_uring]"):
-                os.close(fd)
-        except OSError:
-            pass
+    close(polls() - before)
     files.append(open("/dev/null"))             # it may get the number
     try:
         await asyncio.sleep(1000)
@@ -192,7 +180,7 @@ async def main():
 files = []
 if {goroutines}:
     gmploop.set_procs(1)
-before = set(os.listdir("/proc/self/fd"))
+before = polls()
 try:
     gmploop.run(main())
 except OSError as exc:
