@@ -20,6 +20,7 @@ from gmploop.sync import (
 )
 
 if TYPE_CHECKING:
+    from gmploop.deadlock import DeadlockError
     from gmploop.goroutine import (
         Goroutine,
         Group,
@@ -51,7 +52,7 @@ _GOROUTINES = [
 ]
 __all__ = ["Loop", "install", "new_event_loop", "poller_name", "run", *_GOROUTINES]
 __all__ += ["Channel", "ChannelClosed", "Event", "Mutex", "Once", "RWMutex", "Semaphore", "WaitGroup", "WouldBlock"]
-__all__ += ["select", "select_blocking"]
+__all__ += ["DeadlockError", "select", "select_blocking"]
 __version__ = "0.1.0"
 
 if sys.version_info < (3, 16):  # asyncio has policies until then
@@ -71,6 +72,10 @@ if not TYPE_CHECKING:
 
             globals().update({each: getattr(goroutine, each) for each in _GOROUTINES})
             return globals()[name]
+        if name == "DeadlockError":  # likewise
+            from gmploop.deadlock import DeadlockError
+
+            return DeadlockError
         if name == "fs":  # likewise: not every program reads files
             import gmploop.fs
 
