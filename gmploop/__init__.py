@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         unlock_os_thread,
         yield_now,
     )
+    from gmploop.isolated import start_server, start_unix_server
 
 _GOROUTINES = [
     "Goroutine",
@@ -49,7 +50,8 @@ _GOROUTINES = [
     "unlock_os_thread",
     "yield_now",
 ]
-__all__ = ["Loop", "install", "new_event_loop", "poller_name", "run", *_GOROUTINES]
+_SERVERS = ["start_server", "start_unix_server"]
+__all__ = ["Loop", "install", "new_event_loop", "poller_name", "run", *_GOROUTINES, *_SERVERS]
 __all__ += ["Channel", "ChannelClosed", "Event", "Mutex", "Once", "RWMutex", "Semaphore", "WaitGroup", "WouldBlock"]
 __all__ += ["select", "select_blocking"]
 __version__ = "0.1.0"
@@ -71,6 +73,10 @@ if not TYPE_CHECKING:
 
             globals().update({each: getattr(goroutine, each) for each in _GOROUTINES})
             return globals()[name]
+        if name in _SERVERS:
+            from gmploop import isolated
+
+            return getattr(isolated, name)
         if name == "fs":  # likewise: not every program reads files
             import gmploop.fs
 

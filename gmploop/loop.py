@@ -151,6 +151,8 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         if self._closed:
             return
         try:
+            for server in self._isolated or ():
+                server.cancel()
             if self._files is not None:
                 self._files.close()
             super().close()
@@ -367,18 +369,23 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         conn.setblocking(False)
         options = {"extra": {"peername": address}, "server": server}
         if sslcontext:
-            options |= {"sslcontext": sslcontext, "server_side": True, "waiter": self.create_future(),
-                        "ssl_handshake_timeout": ssl_handshake_timeout,
+            options |= {"sslcontext": sslcontext, "server_side": True, "ssl_handshake_timeout": ssl_handshake_timeout,
                         "ssl_shutdown_timeout": ssl_shutdown_timeout}
+        serve = self._serve_accepted
+        if isinstance(protocol_factory, sharing.Isolating):
+            protocol_factory, serve = None, protocol_factory.serve
         if context is None:
-            self._serve_accepted(protocol_factory, conn, **options)
+            serve(protocol_factory, conn, **options)
         else:
             own = context.copy()
-            own.run(self._serve_accepted, protocol_factory, conn, context=own, **options)
+            own.run(serve, protocol_factory, conn, context=own, **options)
 
-    def _serve_accepted(self, protocol_factory, conn, waiter=None, **options):
+    def _serve_accepted(self, protocol_factory, conn, sslcontext=None, **options):
         """Without a task for each connection, as asyncio makes one; what fails is told as there, in debug mode."""
-        protocol = transport = None
+        protocol = transport = waiter = None
+        if sslcontext:
+            waiter = self.create_future()
+            options["sslcontext"] = sslcontext
         try:
             protocol = protocol_factory()
             make = self._make_ssl_transport if waiter is not None else self._make_socket_transport

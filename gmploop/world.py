@@ -17,7 +17,7 @@ from asyncio.log import logger
 from concurrent.futures import ThreadPoolExecutor
 
 from gmploop import config
-from gmploop.core import m, moving, sched, sysmon
+from gmploop.core import m, moving, sched, sysmon, task as own_task
 from gmploop.loop import Loop
 
 
@@ -132,10 +132,16 @@ class World(moving.MovingCore, Loop):
     def _ensure_self_pipe(self):
         raise RuntimeError("signal handlers are for the loop of the main thread")
 
+    def _other_tasks(self):
+        """The tasks of this world that are not done, but the running one. Of those that no task factory made, without a
+        look at all worlds."""
+        me = asyncio.current_task()
+        tasks = own_task.unfinished_of(self) if self._task_factory is None else asyncio.all_tasks(self)
+        return [task for task in tasks if task is not me]
+
     async def _wind_up(self, root):
         """End what the root task left, as asyncio.run() does."""
-        me = asyncio.current_task()
-        tasks = [task for task in asyncio.all_tasks(self) if task is not me and task is not root]
+        tasks = self._other_tasks()
         for task in tasks:
             task.cancel()
         if tasks:

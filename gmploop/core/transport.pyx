@@ -56,6 +56,10 @@ def configure(transport_socket, log):
     TransportSocket, logger = transport_socket, log
 
 
+cdef inline bint takes_transport(server) except -1:
+    return server_takes_transport or getattr(server, "takes_transport", False)
+
+
 cdef class Transport(Watch):
     """A socket's transport; see the subclasses."""
 
@@ -81,7 +85,7 @@ cdef class Transport(Watch):
             sock._io_refs += 1      # who closes the socket object does not take the fd away from under the transport
         poller.attach(self)
         if server is not None:
-            server._attach(self) if server_takes_transport else server._attach()
+            server._attach(self) if takes_transport(server) else server._attach()
         self.push(EV_START)
         return 0
 
@@ -207,7 +211,7 @@ cdef class Transport(Watch):
     def detach_server(self):
         server, self.server = self.server, None
         if server is not None:
-            server._detach(self) if server_takes_transport else server._detach()
+            server._detach(self) if takes_transport(server) else server._detach()
 
     cdef int force_close(self, object exc) except -1:
         if self.conn_lost:
