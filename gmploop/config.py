@@ -157,6 +157,7 @@ RETAKE_MS = 10  # a callback may keep its P so long; Go's
 POLL_MS = 10  # nobody has looked for events so long; Go's
 QUEUE_MS = 1  # a queue waits so long behind one callback before another thread is woken; measured
 STALL_MS = 100  # a callback that runs so long is counted, and logged in debug mode; asyncio's slow_callback_duration
+WORLD_TLS_BYTES = 32 << 10  # what a goroutine's TLS connections read into: two records; each has such a buffer; guessed
 NAP_MAX_MS = 1  # between two looks while a P is busy: 10 ms (Go's) make the p99 beside a blocker 18 ms; measured
 
 

@@ -106,6 +106,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
 
     _files = None           # what gmploop.fs does its work with, once it was used
     _tls_buffer = None      # what TLS connections read into, once there is one
+    _tls_buffer_size = None         # bytes; as much as asyncio reads at once
 
     def __init__(self, *, poller="auto", debug=None, write_batching=None):
         poller = config.resolve_poller(poller)

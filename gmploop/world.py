@@ -76,6 +76,7 @@ class World(moving.MovingCore, Loop):
     _outer_wakeup_fd = -1
     _selector = None
     _ssock = _csock = None
+    _tls_buffer_size = config.WORLD_TLS_BYTES
     _timer_cancelled_count = 0
     slow_callback_duration = 0.1
     _asyncgens = _OnDemand(weakref.WeakSet)
