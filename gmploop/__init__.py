@@ -36,22 +36,9 @@ if TYPE_CHECKING:
     )
     from gmploop.isolated import start_server, start_unix_server
 
-_GOROUTINES = [
-    "Goroutine",
-    "Group",
-    "blocking",
-    "dump",
-    "go",
-    "lock_os_thread",
-    "procs",
-    "set_procs",
-    "stats",
-    "syscall",
-    "unlock_os_thread",
-    "yield_now",
-]
-_SERVERS = ["start_server", "start_unix_server"]
-__all__ = ["Loop", "install", "new_event_loop", "poller_name", "run", *_GOROUTINES, *_SERVERS]
+__all__ = ["Loop", "install", "new_event_loop", "poller_name", "run"]
+__all__ += ["Goroutine", "Group", "blocking", "dump", "go", "lock_os_thread", "procs", "set_procs", "stats", "syscall"]
+__all__ += ["start_server", "start_unix_server", "unlock_os_thread", "yield_now"]
 __all__ += ["Channel", "ChannelClosed", "Event", "Mutex", "Once", "RWMutex", "Semaphore", "WaitGroup", "WouldBlock"]
 __all__ += ["select", "select_blocking"]
 __version__ = "0.1.0"
@@ -68,15 +55,11 @@ if not TYPE_CHECKING:
             from gmploop.policy import uvicorn_worker
 
             return uvicorn_worker()
-        if name in _GOROUTINES:  # likewise: not every program has goroutines
-            from gmploop import goroutine
+        if name in __all__:  # likewise: not every program has goroutines
+            from gmploop import goroutine, isolated
 
-            globals().update({each: getattr(goroutine, each) for each in _GOROUTINES})
-            return globals()[name]
-        if name in _SERVERS:
-            from gmploop import isolated
-
-            return getattr(isolated, name)
+            globals()[name] = value = getattr(isolated if name in isolated.__all__ else goroutine, name)
+            return value
         if name == "fs":  # likewise: not every program reads files
             import gmploop.fs
 

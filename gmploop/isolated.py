@@ -5,12 +5,14 @@
 
 asyncio's Server is used as it is, in the loop that made it only. What it counts as a client is a Connection, whose
 close() and abort() may be called from any thread; the transport in the new world is attached to the Connection. A
-connection that has ended is put into `ended` by whatever thread ran its world, and the server's loop takes it from there
-when it accepts the next one, or at once when the server is being closed, for then somebody may wait for it: so that a
-connection's end costs that loop no wake-up.
+connection that has ended is put into `ended` by whatever thread ran its world, and the server's loop takes it from
+there when it accepts the next one, or at once when the server is being closed, for then somebody may wait for it: so
+that a connection's end costs that loop no wake-up.
 
 Life of a connection: its root coroutine makes the protocol and the transport, and lasts until connection_lost has run
-and, for streams, the handler has returned (which closes the transport), else no task is left. What is cancelled hangs up.
+and, for streams, the handler has returned (which closes the transport), else no task is left. What is cancelled hangs
+up. Where it runs: the new world is queued as any goroutine is. From the loop of a plain thread that is the global
+queue, from which the first P without work takes it; from a goroutine its P's own, from which idle Ps steal.
 """
 
 import asyncio
@@ -189,8 +191,8 @@ class Connection:
         raise error
 
     def connected(self, reader, writer):
-        """The streams are there: call the handler. Its coroutine is run by the root task, unless asyncio would run it in
-        a context or a kind of task of another making."""
+        """The streams are there: call the handler. Its coroutine is run by the root task, unless asyncio would run it
+        in a context or a kind of task of another making."""
         handler = self.isolated.factory.handler
         work = handler(reader, writer)
         if coroutines.iscoroutine(work):
@@ -285,10 +287,10 @@ async def start_server(handler: _Handler, host: str | Sequence[str] | None = Non
 
     handler(reader, writer), a coroutine function or a plain one, is called in the connection's world, in a copy of the
     caller's context. A handler that blocks or computes holds up its own connection only (see go()); what handlers share
-    is shared between threads. When its coroutine ends, the connection is closed, after what was written is sent, and the
-    tasks that it left are cancelled; a plain function's world ends when connection and tasks have.
-    host, port, limit (bytes that a reader holds) and options (ssl, sock, backlog, reuse_port, start_serving, ...): as in
-    asyncio.start_server(). Returns asyncio's Server, which belongs to the calling loop; its wait_closed() waits for the
+    is shared between threads. When its coroutine ends, the connection is closed, after what was written is sent, and
+    the tasks that it left are cancelled; a plain function's world ends when connection and tasks have.
+    host, port, limit (bytes that a reader holds) and options (ssl, sock, backlog, reuse_port, start_serving, ...): as
+    in asyncio.start_server(). Returns asyncio's Server, which belongs to the calling loop; its wait_closed() waits for the
     connections where asyncio's does. What a handler raises goes to the exception handler of the calling loop.
     At the end of gmploop.run(), and when the calling loop is closed, connections that are left are cancelled.
     Raises as asyncio's does; TypeError or ValueError for a bad handler or limit, RuntimeError if the running loop is

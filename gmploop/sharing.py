@@ -321,12 +321,12 @@ class SharingLoop:
     _seats = None           # the server's socket -> its seat
     _isolated = None        # what makes worlds for the connections of its servers, once there is such a server
 
-    async def create_server(self, protocol_factory, host=None, port=None, *, sock=None, start_serving=True, isolate=False,
-                            **options):
+    async def create_server(self, protocol_factory, host=None, port=None, *, sock=None, start_serving=True,
+                            isolate=False, **options):
         """As asyncio's. In a run of replicas those that ask for the same address share one listening socket.
 
-        isolate: whether each connection is a goroutine: the factory is called, and the protocol lives, in a world of its
-        own, which moves between threads and ends when connection_lost has run and no task is left. See
+        isolate: whether each connection is a goroutine: the factory is called, and the protocol lives, in a world of
+        its own, which moves between threads and ends when connection_lost has run and no task is left. See
         gmploop.start_server() for what that means.
         """
         protocol_factory = Isolating.of(self, protocol_factory, isolate)

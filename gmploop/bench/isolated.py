@@ -66,7 +66,8 @@ async def serve(isolate, kind, work):
         options = {"isolate": True} if isolate else {}
         server = await asyncio.get_running_loop().create_server(Echo, HOST, 0, backlog=1024, **options)
     else:
-        server = await start(streams_handler(WORK["none" if work in ("sleep", "burn") else work]), HOST, 0, backlog=1024)
+        quiet = "none" if work in ("sleep", "burn") else work
+        server = await start(streams_handler(WORK[quiet]), HOST, 0, backlog=1024)
     blocking = await start(streams_handler(WORK[work]), HOST, 0)
     print(json.dumps([each.sockets[0].getsockname()[1] for each in (server, blocking)]), flush=True)
     await asyncio.Event().wait()
@@ -138,7 +139,7 @@ def echo(seconds, server):
 
 def blocker(seconds, server):
     with running(*server) as (process, (port, busy)), kept_busy(busy):
-        got = load(port, process.pid, max(2, seconds), "-m", "echo", "-s", "64", "-c", "10", "-r", "500")
+        got = load(port, process.pid, max(2, seconds), "-m", "echo", "-s", "64", "-c", "100", "-r", "400")
     return got["p99_us"] / 1000, got["max_us"] / 1000
 
 
@@ -174,8 +175,9 @@ ROWS = {
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m gmploop.bench.isolated", description=__doc__.partition(":")[0],
-                                     epilog=__doc__.partition("\n\n")[2], formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m gmploop.bench.isolated", description=__doc__.partition(":")[0],
+        epilog=__doc__.partition("\n\n")[2], formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; default: all")
     parser.add_argument("--rounds", type=int, default=5, help="default %(default)s")
     parser.add_argument("--seconds", type=float, default=1, help="of each measurement; default %(default)s")
