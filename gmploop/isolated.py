@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from gmploop import goroutine
-from gmploop.core import m
+from gmploop.core import m, stream
 from gmploop.loop import Loop
 from gmploop.sharing import Isolating
 
@@ -61,6 +61,18 @@ class Isolated(Isolating):
         return f"<a world for each connection: {self.factory!r}>"
 
     # -- in the server's loop
+
+    def accept(self, sock, server, most, context):
+        """In the place of stream.accept_connections()."""
+        for _ in range(most):
+            conn = stream.accept_one(sock)
+            if conn is None:
+                return
+            if context is None:
+                self.serve(None, conn, server)
+            else:
+                own = context.copy()
+                own.run(self.serve, None, conn, server, context=own)
 
     def serve(self, _, conn, server, **options):
         """In the place of Loop._serve_accepted(): start a world for an accepted connection."""
@@ -190,6 +202,19 @@ class Connection:
                                                "exception": error, "protocol": protocol})
         raise error
 
+    def _adopt(self, conn, context=None):
+        """As Loop._serve_accepted(), for what accept() has accepted."""
+        protocol = None
+        try:
+            protocol = self._make_protocol()
+            conn.adopt(self.world, self.world.poller, protocol, self, context)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            conn.close()
+            self.transport = None
+            self.world._accept_failed(exc, protocol, None)
+
     def connected(self, reader, writer):
         """The streams are there: call the handler. Its coroutine is run by the root task, unless asyncio would run it
         in a context or a kind of task of another making."""
@@ -207,7 +232,11 @@ class Connection:
         self.waiter = world.create_future()
         conn, self.conn = self.conn, None
         try:
-            world._serve_accepted(self._make_protocol, conn, server=self, **self.options)
+            if type(conn) is stream.Accepted:
+                self._adopt(conn, **self.options)
+            else:
+                world._serve_accepted(self._make_protocol, conn, server=self, **self.options)
+            conn = None
             if self.transport is not None:      # else it has failed, and was told
                 await self._live()
         finally:

@@ -357,8 +357,11 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         options = sslcontext, server, backlog, ssl_handshake_timeout, ssl_shutdown_timeout, *more
         try:
             if (sslcontext is None and not self._debug and type(self)._serve_connection is Loop._serve_connection
-                    and not isinstance(protocol_factory, sharing.Isolating) and stream.accepts(sock)):
-                stream.accept_connections(self, self.poller, sock, protocol_factory, server, backlog + 1, context)
+                    and stream.accepts(sock)):
+                if isinstance(protocol_factory, sharing.Isolating):
+                    protocol_factory.accept(sock, server, backlog + 1, context)
+                else:
+                    stream.accept_connections(self, self.poller, sock, protocol_factory, server, backlog + 1, context)
             else:
                 self._accept_each(protocol_factory, sock, *options)
         except OSError as exc:
