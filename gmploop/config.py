@@ -175,6 +175,7 @@ QUEUE_MS = 1  # a queue waits so long behind one callback before another thread 
 STALL_MS = 100  # a callback that runs so long is counted, and logged in debug mode; asyncio's slow_callback_duration
 NAP_MIN_NS = 20_000  # between two looks while something happens; Go's
 NAP_QUOTA_MS = 50  # at most, under however small a quota: a tenth of a second is what people notice; guessed
+WORLD_TLS_BYTES = 32 << 10  # what a goroutine's TLS connections read into: two records; each has such a buffer; guessed
 NAP_MAX_MS = 1  # between two looks while a P is busy: 10 ms (Go's) make the p99 beside a blocker 18 ms; measured
 
 

@@ -158,6 +158,9 @@ def dump(file: Any = None) -> None:
 async def end_goroutines(home: Any, timeout: float | None) -> None:
     """Cancel what go() has started from the loop `home` and from its goroutines, and wait for it up to `timeout` s."""
     deadline = None if timeout is None else time.monotonic() + timeout
+    servers = list(getattr(home, "_isolated", None) or ())
+    for server in servers:
+        server.hold()
     while left := moving.all_goroutines(home):
         for handle in left:
             handle.cancel()
@@ -165,6 +168,8 @@ async def end_goroutines(home: Any, timeout: float | None) -> None:
         _, late = await asyncio.wait(waiting, timeout=deadline and max(0, deadline - time.monotonic()))
         if late:
             break
+    for server in servers:
+        server.sweep()
     if left := [handle for handle in left if not handle.done()]:
         logging.getLogger("asyncio").warning("%d goroutines did not end within %s seconds: %s", len(left), timeout,
                                              ", ".join(map(repr, left)))

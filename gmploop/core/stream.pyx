@@ -744,3 +744,47 @@ def accept_connections(G loop not None, Poller poller not None, sock, factory, s
             if isinstance(exc, (SystemExit, KeyboardInterrupt)):
                 raise
             loop._accept_failed(exc, protocol, t if t is not None and t.born else None)
+
+
+@cython.final
+cdef class Accepted:
+    """An accepted connection without a transport: one is made of it in the world that shall have it. Dropped, it closes."""
+    cdef int fd, family, proto
+    cdef sockaddr_storage a
+    cdef socklen_t size
+
+    def __cinit__(self):
+        self.fd = -1
+
+    def __dealloc__(self):
+        self.close()
+
+    def close(self):
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            c_close(fd)
+
+    def adopt(self, G loop not None, Poller poller not None, protocol, server, context):
+        """Make the transport. If that fails the connection is closed."""
+        cdef SocketTransport t = SocketTransport.__new__(SocketTransport)
+        try:
+            t.accepted(loop, poller, self.fd, self.family, self.proto, &self.a, self.size, protocol, server, context)
+        finally:
+            if t.born:
+                self.fd = -1
+            self.close()
+
+
+def accept_one(sock):
+    """The next connection that waits at a listening socket which accepts() approves of; None if none does."""
+    cdef Accepted conn = Accepted.__new__(Accepted)
+    conn.family, conn.proto = gl_get(socket_family, sock), gl_get(socket_proto, sock)
+    while sock.fileno() >= 0:
+        conn.size = sizeof(conn.a)
+        conn.fd = gl_accept(sock.fileno(), <sockaddr *>&conn.a, &conn.size)
+        if conn.fd >= 0:
+            return conn
+        if errno != ECONNABORTED:
+            if not would_block():
+                PyErr_SetFromErrno(OSError)
+            return None
