@@ -26,9 +26,11 @@ if TYPE_CHECKING:
         Group,
         blocking,
         dump,
+        events,
         go,
         lock_os_thread,
         procs,
+        record_events,
         set_procs,
         stats,
         syscall,
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
     from gmploop.isolated import start_server, start_unix_server
 
 __all__ = ["Loop", "install", "new_event_loop", "poller_name", "run"]
-__all__ += ["Goroutine", "Group", "blocking", "dump", "go", "lock_os_thread", "procs", "set_procs", "stats", "syscall"]
-__all__ += ["start_server", "start_unix_server", "unlock_os_thread", "yield_now"]
+__all__ += ["Goroutine", "Group", "blocking", "dump", "events", "go", "lock_os_thread", "procs", "record_events"]
+__all__ += ["set_procs", "start_server", "start_unix_server", "stats", "syscall", "unlock_os_thread", "yield_now"]
 __all__ += ["Channel", "ChannelClosed", "Event", "Mutex", "Once", "RWMutex", "Semaphore", "WaitGroup", "WouldBlock"]
 __all__ += ["DeadlockError", "select", "select_blocking"]
 __version__ = "0.1.0"

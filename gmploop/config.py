@@ -21,6 +21,7 @@ An option given in code wins over the environment, which wins over the default.
 | replicas | from 1 on | `serve`: as procs | | see gmploop/replicas.py |
 | scheddetail | 0, 1 | 0 | GMPLOOP_DEBUG="schedtrace=1000,scheddetail=1" | Go's |
 | sigquit | 0, 1 | 0 | GMPLOOP_DEBUG="sigquit=1" | run() then has SIGQUIT print dump(); off, it ends the process as ever |
+| events | 0, 1 | 0 | GMPLOOP_DEBUG="events=1" | gmploop.record_events() |
 """
 
 import functools
@@ -46,6 +47,7 @@ DEBUG_KEYS = {  # key of GMPLOOP_DEBUG -> what each of its values means, or the 
     "schedtrace": _MS,
     "scheddetail": _SWITCH,
     "sigquit": _SWITCH,
+    "events": _SWITCH,
 }
 
 

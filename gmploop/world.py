@@ -234,6 +234,8 @@ def _before_start(procs):
     n = config.resolve_procs(procs)
     signals.serve_goroutines()
     sched.set_tunables(config.SPIN_NS, config.BACKLOG_NS)
+    if config.parse_debug(os.environ.get("GMPLOOP_DEBUG", "")).get("events"):
+        sched.record_events()
     tell = asyncio.coroutines._is_debug_mode() or bool(config.resolve_debug())
     sysmon.set_duties(**config.sysmon_duties(), one_computing=not config.gil_enabled(), tell=tell)
     if n > 1 and config.gil_enabled():
