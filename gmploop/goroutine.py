@@ -7,12 +7,13 @@ program works in one goroutine; objects of asyncio (tasks, futures, locks, queue
 import asyncio
 import logging
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from gmploop import config, world  # noqa: F401: world tells the core what it needs
+from gmploop import config, deadlock, sync, world  # noqa: F401: world tells the core what it needs
 from gmploop.core import m, moving, sched
 from gmploop.core.moving import Goroutine, go
 
@@ -160,10 +161,11 @@ def events() -> list[tuple[int, str, int | None, int | None, int | None]]:
 
 
 def dump(file: Any = None) -> None:
-    """Write who runs and who waits, as Go does for SIGQUIT: the scheduler's state, each goroutine with where its tasks
-    stand, and what each thread does. To `file`, sys.stderr if None. From any thread.
+    """Write who runs and who waits for what, as Go does for SIGQUIT: the scheduler's state, each goroutine with its
+    tasks, the other loops from which goroutines came or in which somebody waits for them, and what each thread does. To
+    `file`, sys.stderr if None. From any thread; in a signal handler too.
 
-    On SIGQUIT: signal.signal(signal.SIGQUIT, lambda *_: gmploop.dump()).
+    GMPLOOP_DEBUG=sigquit=1 has run() do it on SIGQUIT (Ctrl-\\).
     """
     file = file or sys.stderr
     counts = stats()
@@ -173,13 +175,23 @@ def dump(file: Any = None) -> None:
     print("gmploop:", " ".join(f"{key}={value}" for key, value in counts.items()), file=file)
     for row in rows:
         print("  P", " ".join(f"{key}={value}" for key, value in row.items()), file=file)
-    for handle in moving.all_goroutines():
-        print(f"\n{handle!r}", file=file)
-        world = handle.get_loop()
-        for task in asyncio.all_tasks(world) if world is not None else ():
-            task.print_stack(file=file)
+    waits = sync.waiting()
+    loops = {asyncio._get_running_loop(): None} | {wait.loop: None for wait in waits}
+    handles = moving.all_goroutines()
+    worlds = {handle.get_loop(): handle for handle in handles}
+    loops |= {moving.home_of(handle): None for handle in handles}
+    for loop, handle in [*((loop, None) for loop in loops if loop not in worlds), *worlds.items()]:
+        if loop is None:
+            continue
+        print(f"\n{handle or loop!r}", file=file)
+        for task in asyncio.all_tasks(loop):
+            print(f"task {task.get_name()!r}, {deadlock.describe(task)}", file=file)
+    for wait in waits:
+        if wait.loop is None:
+            print(f"\n{wait.who!r} waits in {wait.operation} for {wait.object!r}", file=file)
     frames = sys._current_frames()
-    for ident, name in m.threads().items():
+    names = {thread.ident: thread.name for thread in threading.enumerate()} | m.threads()
+    for ident, name in names.items():
         print(f"\n{name}:" if ident in frames else f"\n{name} waits", file=file)
         if ident in frames:
             traceback.print_stack(frames[ident], file=file)
@@ -188,6 +200,9 @@ def dump(file: Any = None) -> None:
 async def end_goroutines(home: Any, timeout: float | None) -> None:
     """Cancel what go() has started from the loop `home` and from its goroutines, and wait for it up to `timeout` s."""
     deadline = None if timeout is None else time.monotonic() + timeout
+    servers = list(getattr(home, "_isolated", None) or ())
+    for server in servers:
+        server.hold()
     while left := moving.all_goroutines(home):
         for handle in left:
             handle.cancel()
@@ -195,6 +210,8 @@ async def end_goroutines(home: Any, timeout: float | None) -> None:
         _, late = await asyncio.wait(waiting, timeout=deadline and max(0, deadline - time.monotonic()))
         if late:
             break
+    for server in servers:
+        server.sweep()
     if left := [handle for handle in left if not handle.done()]:
         logging.getLogger("asyncio").warning("%d goroutines did not end within %s seconds: %s", len(left), timeout,
                                              ", ".join(map(repr, left)))

@@ -50,8 +50,11 @@ cdef extern from *:
         gl_m_main((gl_m *)arg);
         return NULL;
     }
+    static void (*gl_tell_refused)(int error);
     static int gl_m_start(gl_m *mp) {   /* with a stack as the main thread usually has */
-        return gl_thread_start(gl_thread, mp, 8 << 20) ? -1 : 0;
+        int error = gl_thread_start(gl_thread, mp, 8 << 20);
+        if (error) gl_tell_refused(error);
+        return error ? -1 : 0;
     }
     static void gl_add_u32(uint32_t *p) { gl_store_relaxed(p, *p + 1); }
     static void gl_add_u64(uint64_t *p) { gl_store_relaxed(p, *p + 1); }
@@ -67,6 +70,7 @@ cdef extern from *:
     void gl_free_owner(unsigned long *) noexcept nogil
     unsigned long GL_NOBODYS
     void (*gl_m_main)(gl_m *) noexcept nogil
+    void (*gl_tell_refused)(int) noexcept nogil
 
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident()
@@ -87,6 +91,28 @@ cdef enum:
 cdef object set_running_loop = asyncio._set_running_loop
 cdef gl_sched *S = sched()
 S.start_thread = gl_m_start
+cdef int refusals = 0, last_refusal = 0
+
+
+cdef void tell_refused(int error) noexcept nogil:
+    """Without the GIL where nothing is to be said: said once, by those that go on."""
+    global refusals, last_refusal
+    last_refusal = error
+    if S.nmlive > 1:
+        refusals += 1
+        if refusals == 1:
+            log_refusal(error)
+
+
+cdef void log_refusal(int error) noexcept with gil:
+    try:
+        asyncio.log.logger.warning("goroutines go on with %d threads, another cannot be had: %s", S.nmlive - 1,
+                                   os.strerror(error))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+
+
+gl_tell_refused = tell_refused
 
 # Injected by gmploop.world: the number of Ps to begin with, and tunables.
 cdef object prepare = None
@@ -115,14 +141,20 @@ os.register_at_fork(after_in_child=after_fork)
 
 
 def start(procs):
-    """Start the runtime with `procs` Ps (None: as configured), unless it runs; then change the number, if one is given."""
+    """Start the runtime with `procs` Ps (None: as configured), unless it runs; then change the number, if one is given.
+
+    RuntimeError if no thread can be had for it: then it is not started.
+    """
     with start_lock:
         if S.procs == 0:
             n = prepare(procs)
             gl_note_signals()
             netpoll.open_shared()
-            sched_module.set_procs(n)
             sysmon.start()
+            sched_module.set_procs(n)
+            if gl_start_first(S) < 0:
+                sched_module.set_procs(0)
+                raise RuntimeError(f"no thread can be had for goroutines: {os.strerror(last_refusal)}")
         elif procs is not None and procs != S.procs:
             sched_module.set_procs(procs)
 

@@ -280,9 +280,9 @@ def go(fn_or_coro, *args, name=None):
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name takes a str, not {name!r}")
     cdef gl_m *mp = current_m()
-    coro = coroutine_of(fn_or_coro, args)
     if load_int(&sched().procs) == 0:
         m_module.start_default()
+    coro = coroutine_of(fn_or_coro, args)
     maker = <object>mp.curg.obj if mp != NULL and mp.curg != NULL else get_running_loop()
     cdef MovingCore w = <MovingCore>World.__new__(World)
     cdef Goroutine handle = Goroutine.__new__(Goroutine)

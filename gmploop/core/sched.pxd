@@ -78,6 +78,10 @@ cdef extern from "scheduler.h" nogil:
         int (*poll)(gl_m *, int64_t) noexcept nogil
         void (*poll_break)() noexcept nogil
         int (*start_thread)(gl_m *) noexcept nogil
+        int rest_wanted
+        void (*on_rest)() noexcept nogil
+    int gl_at_rest(gl_sched *)
+    int gl_start_first(gl_sched *)
     void gl_sched_init(gl_sched *)
     void gl_sched_after_fork(gl_sched *)
     int gl_set_procs(gl_sched *, int)

@@ -38,6 +38,7 @@ enum { GL_MAX_P = 256, GL_MAX_M = 2048 };       /* guessed; Go stops at 10,000 M
 enum { P_IDLE, P_RUNNING, P_INCALL, P_DEAD, P_STATES };
 enum { M_NEW, M_RUNNING, M_SPINNING, M_PARKED, M_POLLING, M_ORPHAN, M_DEAD, M_STATES };
 enum { GL_STOP, GL_GOT_G, GL_GOT_EVENTS };      /* what gl_find() brings */
+#define GL_REFUSED_NS 10000000                  /* then the system is asked for a thread again; guessed */
 enum { GL_LISTS = 16 };                         /* lists of all Gs: as many as threads hardly meet in */
 enum { GL_SAMPLED = 8 };                        /* of so many waits for a P one is timed, for the clock's sake; Go's */
 enum { GL_LATENCIES = 108 };                    /* gl_latency_bucket() of 2^28 - 1, and one */
@@ -146,6 +147,10 @@ typedef struct gl_sched {
     int (*poll)(gl_m *mp, int64_t delay_ns);    /* <0 waits, 0 looks, >0 bounded; how many events are in mp->events */
     void (*poll_break)(void);
     int (*start_thread)(gl_m *mp);      /* 0, or -1 */
+    gl_m *spare;                        /* an M that no thread was to be had for, and */
+    int64_t refused_ns;                 /* when. Under lock; read anywhere */
+    int rest_wanted;                    /* somebody wants to know when all Ms have come to rest. Atomic; cleared by who tells */
+    void (*on_rest)(void);
 } gl_sched;
 
 #define GL_NEVER INT64_MAX
@@ -325,8 +330,19 @@ static inline void gl_give(gl_m *mp, gl_p *pp, int spinning) {
     mp->nextp = pp;
 }
 
+/* Whether no thread was to be had just now. */
+static inline int gl_refused(gl_sched *S, int64_t now) {
+    return gl_load_relaxed(&S->spare) && now - gl_load_relaxed(&S->refused_ns) < GL_REFUSED_NS;
+}
+
 static gl_m *gl_new_m(gl_sched *S) {            /* under lock */
-    gl_m *mp;
+    gl_m *mp = S->spare;
+    if (mp) {
+        if (gl_refused(S, gl_now_ns())) return NULL;
+        gl_store_relaxed(&S->spare, NULL);
+        GL_ADD(S->nmlive, 1);
+        return mp;
+    }
     if (S->nm == GL_MAX_M || !(mp = (gl_m *)calloc(1, sizeof *mp))) return NULL;
     mp->sched = S;
     mp->id = S->nm + 1;                         /* 0 is nobody */
@@ -359,8 +375,11 @@ static void gl_startm(gl_sched *S, gl_p *pp, int spinning) {
     if (made) {
         if (S->start_thread(made) == 0) return;
         pthread_mutex_lock(&S->lock);           /* no thread to be had; sysmon tries again */
-        gl_m_set(made, M_DEAD);
         made->nextp = NULL;
+        made->spinning = 0;
+        gl_store_relaxed(&S->refused_ns, gl_now_ns());
+        if (S->spare) gl_m_set(made, M_DEAD);
+        else gl_store_relaxed(&S->spare, made);
         GL_ADD(S->nmlive, -1);
         gl_p_set(pp, P_IDLE);
         gl_pidle_put(S, pp);
@@ -371,6 +390,19 @@ static void gl_startm(gl_sched *S, gl_p *pp, int spinning) {
         if (spinning) __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
     } else if (polls) S->poll_break();
     else gl_note_wake(&mp->note);
+}
+
+/* The first M, before there is work: whether a thread can be had at all. */
+static int gl_start_first(gl_sched *S) {
+    gl_p *pp;
+    pthread_mutex_lock(&S->lock);
+    gl_store_relaxed(&S->refused_ns, gl_now_ns() - 2 * GL_REFUSED_NS);
+    pp = gl_pidle_get(S);
+    pthread_mutex_unlock(&S->lock);
+    __atomic_fetch_add(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
+    if (pp) gl_startm(S, pp, 1);
+    else __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
+    return gl_load_relaxed(&S->nmlive) > 0 ? 0 : -1;
 }
 
 /* -- timers */
@@ -663,6 +695,19 @@ static inline void gl_adopt(gl_m *mp) {          /* the P that somebody gave it 
     if (mp->p) gl_m_set(mp, mp->spinning ? M_SPINNING : M_RUNNING);
 }
 
+/* Whether no M runs or looks for work, and none waits for a time or for events. */
+static inline int gl_at_rest(gl_sched *S) {
+    return gl_load_relaxed(&S->npidle) >= gl_load_relaxed(&S->procs) && !gl_load_relaxed(&S->qsize)
+        && !gl_load_relaxed(&S->nmspinning) && !gl_load_relaxed(&S->watchers) && gl_timers_min(S) == GL_NEVER;
+}
+
+/* By an M that has given up its P, before it sleeps. The last of them sees that all are at rest: each has put its P
+ * among the idle ones under `lock` before it looks. Who wants to be told sets `rest_wanted`, fence, looks once itself. */
+static inline void gl_tell_rest(gl_sched *S) {
+    gl_fence_seq_cst();
+    if (gl_load_relaxed(&S->rest_wanted) && gl_at_rest(S) && gl_cas_int(&S->rest_wanted, 1, 0)) S->on_rest();
+}
+
 /* Sleep until somebody gives a P, or a locked G. */
 static void gl_park(gl_sched *S, gl_m *mp) {
     pthread_mutex_lock(&S->lock);
@@ -821,6 +866,7 @@ static int gl_find(gl_sched *S, gl_m *mp, gl_g **out, int *n_events) {
                 continue;
             }
         } else if (until < gl_load_relaxed(&S->poll_until)) S->poll_break();
+        gl_tell_rest(S);
         gl_park(S, mp);
     }
 }
@@ -881,12 +927,13 @@ static inline void gl_give_to_locked(gl_m *mp, gl_g *gp) {
 /* The M of a locked G has nothing to run: others get its P, and it sleeps until its G comes, with a P. */
 static inline void gl_park_locked(gl_sched *S, gl_m *mp) {
     gl_p *pp = mp->p;
-    gl_m_set(mp, M_PARKED);
     if (pp) {
         mp->p = NULL;
         gl_p_set(pp, P_IDLE);
         gl_handoff(S, pp);
     }
+    gl_tell_rest(S);
+    gl_m_set(mp, M_PARKED);
     gl_note_sleep(&mp->note, -1);
     gl_adopt(mp);
 }
@@ -946,6 +993,7 @@ static inline void gl_sched_after_fork(gl_sched *S) {
     fresh.poll = S->poll;
     fresh.poll_break = S->poll_break;
     fresh.start_thread = S->start_thread;
+    fresh.on_rest = S->on_rest;
     fresh.forks = S->forks + 1;
     fresh.events_on = S->events_on;
     *S = fresh;

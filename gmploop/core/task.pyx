@@ -697,12 +697,6 @@ cdef list strong(found *f, int failed):
     return tasks
 
 
-cdef list tasks_of(G loop):
-    cdef found f = found(NULL, 0, 0)
-    cdef int r = gather_list(&loop.tasks, &f)
-    return strong(&f, r)
-
-
 def unfinished():
     """All tasks of ours, of all loops, that are not done. From any thread."""
     cdef found f = found(NULL, 0, 0)
@@ -715,6 +709,13 @@ def unfinished():
             r = gather_list(&(<G>gl_container(n, g_world)).tasks, &f)
             n = gl_tasks_next(&shards[i].list, n)
         gl_tasks_unlock(&shards[i].list)
+    return strong(&f, r)
+
+
+def unfinished_of(G loop):
+    """The same of one loop."""
+    cdef found f = found(NULL, 0, 0)
+    cdef int r = gather_list(&loop.tasks, &f)
     return strong(&f, r)
 
 

@@ -265,6 +265,11 @@ cdef class Waiter:
         self.quit()
 
     @property
+    def waits_at(self):
+        """The channels or locks that it is an operation on."""
+        return (self.at,)
+
+    @property
     def __name__(self):
         return self.operation()
 

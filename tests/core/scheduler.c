@@ -146,6 +146,7 @@ static void begin(int procs) {
     watch.retake_ns = 1000000;
     watch.queue_ns = 500000;
     watch.stall_ns = 2000000;
+    watch.nap_min_ns = 20000;
     watch.nap_max_ns = 500000;
     watch.on_stall = on_stall;
     for (int i = 0; i < GS; i++) worlds[i].g.tpos = -1;
