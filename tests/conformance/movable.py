@@ -109,9 +109,9 @@ class MovableLoop(world.World):
     _add_reader, _remove_reader, _add_writer, _remove_writer = Held(), Held(), Held(), Held()
 
 
-def report_fatal(handle, exc):
+def report_fatal(_, exc):
     """SystemExit and KeyboardInterrupt in a callback come out of run_forever()."""
-    loop = handle.get_loop()
+    loop = asyncio._get_running_loop()
     loop.fatal = exc
     loop.hold()
 
@@ -135,7 +135,8 @@ def new_event_loop():
 def put_in_place():
     """In this process, from now on."""
     gmploop.set_procs(PROCS)
-    moving.configure(MovableLoop, world.Join, report_fatal)
+    others = [world.Join] if hasattr(world, "Join") else []
+    moving.configure(MovableLoop, *others, report_fatal)
     gmploop.new_event_loop = new_event_loop
     real = asyncio.all_tasks
 
