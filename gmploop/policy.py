@@ -165,6 +165,10 @@ def run(
                 _goroutines().set_procs(procs)
             try:
                 return _run_main(runner, main)
+            except OSError:
+                if isinstance(runner.get_loop(), Loop):
+                    runner.get_loop().poller.outlive()
+                raise
             finally:
                 _end_goroutines(runner.get_loop(), shutdown_timeout)
     finally:

@@ -52,7 +52,7 @@ cdef class Poller:
     cdef list table             # fd -> Watch or None
     cdef uint32_t next_gen
     cdef int fork_gen
-    cdef double broken_at       # when the kernel last refused to be asked, for good; 0: it never did
+    cdef double broken_at       # 0: it is not broken; < 0: it is; else until when the loop outlives that
     cdef readonly bint closed
     cdef readonly bint receives # whether receive() is there
     cdef readonly bint batches  # write_batching: send_later() is to be used

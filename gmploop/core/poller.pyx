@@ -33,8 +33,8 @@ After fork() the child's kernel objects are still shared with the parent (epoll,
 (kqueue).
 A poller notices by a generation counter and, when its world is next used, makes new ones and registers what it watched;
 what the parent uses is not touched.
-A poller that breaks (its descriptor was closed behind our back) raises OSError from poll(), lets go of the descriptor,
-whose number may be somebody else's by now, and for BROKEN_S more has no events: time to end tasks.
+A poller that breaks (its descriptor was closed behind our back) raises OSError from poll(), each time, and lets go of the
+descriptor, whose number may be somebody else's by now. gmploop.run() has the loop outlive it for BROKEN_S, without events.
 close() ends it, and what the kernel still had to do for it; a second call does nothing.
 """
 from cpython.ref cimport Py_INCREF
@@ -208,12 +208,17 @@ cdef class Poller:
 
     cdef int broken(self, int error) except -1:
         """The kernel refuses to be asked, and will (its descriptor was closed behind our back, say)."""
-        self.broken_at = gl_monotonic()
+        self.broken_at = -1
         raise OSError(error, f"the event loop's poller ({self.name}) is broken: {os.strerror(error)}")
 
+    def outlive(self):
+        """If it is broken, have the loop go on for BROKEN_S without events, to end its tasks."""
+        if self.broken_at:
+            self.broken_at = gl_monotonic() + BROKEN_S
+
     cdef int poll_broken(self, int64_t delay_ns) except -1:
-        """In the place of poll() once it is broken: the loop may go on for a while without events, to end its tasks."""
-        if gl_monotonic() - self.broken_at > BROKEN_S:
+        """In the place of poll() once it is broken: the same error again, but while the loop may outlive it."""
+        if gl_monotonic() > self.broken_at:
             self.broken(EBADF)
         if delay_ns:
             with nogil:

@@ -14,8 +14,18 @@ from gmploop.core.poller cimport EV_LEVEL, EV_KERNEL
 cdef extern from *:
     """
     #include "epoll.h"
+    #include <stdio.h>
+    #include <string.h>
     #include <time.h>
     #include <unistd.h>
+    /* Whether the number is still that of an eventfd. */
+    static int gl_is_eventfd(int fd) {
+        char path[32], target[32];
+        ssize_t n;
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        n = readlink(path, target, sizeof target);
+        return n == 20 && memcmp(target, "anon_inode:[eventfd]", 20) == 0;
+    }
     /* epoll_pwait2 (Linux 5.11) takes nanoseconds; without it waits are rounded up to milliseconds. */
     static int gl_epoll_wait(int epfd, struct epoll_event *ev, int n, long long delay_ns) {
         if (delay_ns <= 0)
@@ -34,6 +44,7 @@ cdef extern from *:
     }
     """
     bint GL_HAVE_EPOLL
+    bint gl_is_eventfd(int)
     int gl_epoll_wait(int, epoll_event *, int, long long) nogil
     int epoll_create1(int)
     int epoll_ctl(int, int, int, epoll_event *)
@@ -135,9 +146,11 @@ cdef class EpollPoller(Poller):
 
     cdef int lose(self, int error) except -1:
         self.epfd = -1
-        gl_lock(&self.wake_lock)
-        self.wakefd = -1
-        gl_unlock(&self.wake_lock)
+        if not gl_is_eventfd(self.wakefd):
+            gl_lock(&self.wake_lock)
+            self.wakefd = -1
+            gl_unlock(&self.wake_lock)
+        self.close_fds()
         return self.broken(error)
 
     cdef int batch_writes(self) except -1:

@@ -48,7 +48,7 @@ from libc.errno cimport EAGAIN, EBUSY, EEXIST, EINTR, EINVAL, ENOBUFS, ENOMEM, E
 import os
 from gmploop.core.batch cimport (
     SEND_BIT, GL_OP_SEND, GL_SQE_SKIP_SUCCESS, gl_uring_free, gl_uring_queued, gl_uring_sqe, gl_uring_next)
-from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed, gl_lock, gl_unlock
+from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
 from gmploop.core.poller cimport Poller, EV_IN, RX_OFF, RX_ON, RX_STOPPING
 from gmploop.core.poller_epoll cimport MAX_EVENTS
 
@@ -321,10 +321,7 @@ cdef class UringPoller(EpollPoller):
             self.ring_error = -e
             self.lose_ring()
             if not gl_is_epoll(self.epfd):          # likewise
-                self.epfd = -1
-                gl_lock(&self.wake_lock)
-                self.wakefd = -1
-                gl_unlock(&self.wake_lock)
+                self.lose(-e)
             self.broken(-e)
         return -e
 

@@ -316,7 +316,7 @@ static void gl_startm(gl_sched *S, gl_p *pp, int spinning) {
 }
 
 /* The first M, before there is work: whether a thread can be had at all. */
-static int gl_start_first(gl_sched *S) {
+static inline int gl_start_first(gl_sched *S) {
     gl_p *pp;
     pthread_mutex_lock(&S->lock);
     gl_store_relaxed(&S->refused_ns, gl_now_ns() - 2 * GL_REFUSED_NS);
