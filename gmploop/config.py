@@ -21,6 +21,7 @@ An option given in code wins over the environment, which wins over the default.
 | replicas | from 1 on | `serve`: as procs | | see gmploop/replicas.py |
 | scheddetail | 0, 1 | 0 | GMPLOOP_DEBUG="schedtrace=1000,scheddetail=1" | Go's |
 | sigquit | 0, 1 | 0 | GMPLOOP_DEBUG="sigquit=1" | run() then has SIGQUIT print dump(); off, it ends the process as ever |
+| events | 0, 1 | 0 | GMPLOOP_DEBUG="events=1" | gmploop.record_events() |
 """
 
 import functools
@@ -46,6 +47,7 @@ DEBUG_KEYS = {  # key of GMPLOOP_DEBUG -> what each of its values means, or the 
     "schedtrace": _MS,
     "scheddetail": _SWITCH,
     "sigquit": _SWITCH,
+    "events": _SWITCH,
 }
 
 
@@ -175,6 +177,7 @@ QUEUE_MS = 1  # a queue waits so long behind one callback before another thread 
 STALL_MS = 100  # a callback that runs so long is counted, and logged in debug mode; asyncio's slow_callback_duration
 NAP_MIN_NS = 20_000  # between two looks while something happens; Go's
 NAP_QUOTA_MS = 50  # at most, under however small a quota: a tenth of a second is what people notice; guessed
+WORLD_TLS_BYTES = 32 << 10  # what a goroutine's TLS connections read into: two records; each has such a buffer; guessed
 NAP_MAX_MS = 1  # between two looks while a P is busy: 10 ms (Go's) make the p99 beside a blocker 18 ms; measured
 
 

@@ -19,7 +19,7 @@ from asyncio.log import logger
 from concurrent.futures import ThreadPoolExecutor
 
 from gmploop import config, signals
-from gmploop.core import m, moving, netpoll, sched, sysmon
+from gmploop.core import m, moving, netpoll, sched, sysmon, task as own_task
 from gmploop.loop import Loop
 
 
@@ -78,6 +78,7 @@ class World(moving.MovingCore, Loop):
     _outer_wakeup_fd = -1
     _selector = None
     _ssock = _csock = None
+    _tls_buffer_size = config.WORLD_TLS_BYTES
     _timer_cancelled_count = 0
     slow_callback_duration = 0.1
     _asyncgens = _OnDemand(weakref.WeakSet)
@@ -141,10 +142,16 @@ class World(moving.MovingCore, Loop):
         self._asyncgens                         # so that the end of the world has something to wind up
         super().add_signal_handler(sig, callback, *args)
 
+    def _other_tasks(self):
+        """The tasks of this world that are not done, but the running one. Of those that no task factory made, without a
+        look at all worlds."""
+        me = asyncio.current_task()
+        tasks = own_task.unfinished_of(self) if self._task_factory is None else asyncio.all_tasks(self)
+        return [task for task in tasks if task is not me]
+
     async def _wind_up(self, root):
         """End what the root task left, as asyncio.run() does."""
-        me = asyncio.current_task()
-        tasks = [task for task in asyncio.all_tasks(self) if task is not me and task is not root]
+        tasks = self._other_tasks()
         for task in tasks:
             task.cancel()
         if tasks:
@@ -227,6 +234,8 @@ def _before_start(procs):
     n = config.resolve_procs(procs)
     signals.serve_goroutines()
     sched.set_tunables(config.SPIN_NS, config.BACKLOG_NS)
+    if config.parse_debug(os.environ.get("GMPLOOP_DEBUG", "")).get("events"):
+        sched.record_events()
     tell = asyncio.coroutines._is_debug_mode() or bool(config.resolve_debug())
     sysmon.set_duties(**config.sysmon_duties(), one_computing=not config.gil_enabled(), tell=tell)
     if n > 1 and config.gil_enabled():

@@ -12,7 +12,8 @@ cdef class RestWatch:
 
 cdef class LoopCore(G):
     cdef readonly Poller poller
-    cdef public bint _stopping, _closed
+    cdef public bint _stopping
+    cdef int closed                     # any thread may ask; its runner sets it
     cdef public object _task_factory
     cdef RestWatch rest                 # None but in gmploop.run()
     cdef object task_kwargs             # {"loop": self}, made once

@@ -41,7 +41,10 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef extern from "atomics.h" nogil:
     void gl_store_relaxed(unsigned long *, unsigned long)
+    unsigned long owner_acquire "gl_load_acquire"(unsigned long *)
     void gl_fence_seq_cst()
+    int load_int "gl_load_relaxed"(int *)
+    void store_int "gl_store_release"(int *, int)
 
 cdef extern from *:
     """
@@ -119,7 +122,7 @@ cdef class RestWatch:
 
 cdef class LoopCore(G):
     def __cinit__(self, *args, **kwargs):
-        self._closed = True             # until _open(): __del__ of a loop whose constructor failed has nothing to close
+        self.closed = True              # until _open(): __del__ of a loop whose constructor failed has nothing to close
 
     def _open(self, str poller, bint write_batching=False):
         """Open the poller of this name. Once, by the constructor of the subclass. OSError says why it cannot be had."""
@@ -218,7 +221,15 @@ cdef class LoopCore(G):
         return gl_load_relaxed(&self.w.owner) != 0
 
     def is_closed(self):
-        return self._closed
+        return load_int(&self.closed) != 0
+
+    @property
+    def _closed(self):
+        return load_int(&self.closed) != 0
+
+    @_closed.setter
+    def _closed(self, value):
+        store_int(&self.closed, bool(value))
 
     def _mine(self):
         return gl_world_mine(&self.w)
@@ -237,14 +248,14 @@ cdef class LoopCore(G):
         self.task_kwargs = None
 
     cdef bint gone(self) noexcept:
-        return self._closed
+        return load_int(&self.closed)
 
     cdef int purge(self) except -1:
         """By who has posted and finds it closed now: close() empties the inbox, perhaps before the post."""
         cdef bint mine = False
         while not mine:
             gl_lock(&self.w.lock)
-            mine = gl_load_relaxed(&self.w.owner) == 0
+            mine = owner_acquire(&self.w.owner) == 0      # a goroutine's last M sets that without the lock
             if mine:
                 gl_store_relaxed(&self.w.owner, PyThread_get_thread_ident())
             gl_unlock(&self.w.lock)
@@ -255,7 +266,7 @@ cdef class LoopCore(G):
         return self.disown()
 
     cdef int check_open(self) except -1:
-        if self._closed:
+        if load_int(&self.closed):
             raise RuntimeError("Event loop is closed")
         return 0
 

@@ -29,6 +29,7 @@
 
 #include "park.h"
 #include "runq.h"
+#include "events.h"
 #include "timers.h"
 #include <limits.h>
 #include <string.h>
@@ -39,6 +40,9 @@ enum { M_NEW, M_RUNNING, M_SPINNING, M_PARKED, M_POLLING, M_ORPHAN, M_DEAD, M_ST
 enum { GL_STOP, GL_GOT_G, GL_GOT_EVENTS };      /* what gl_find() brings */
 #define GL_REFUSED_NS 10000000                  /* then the system is asked for a thread again; guessed */
 enum { GL_LISTS = 16 };                         /* lists of all Gs: as many as threads hardly meet in */
+enum { GL_SAMPLED = 8 };                        /* of so many waits for a P one is timed, for the clock's sake; Go's */
+enum { GL_LATENCIES = 108 };                    /* gl_latency_bucket() of 2^28 - 1, and one */
+enum { EV_G = 0, EV_P = 8, EV_M = 16 };         /* kinds of events: these + the new state */
 
 static const unsigned char gl_p_legal[P_STATES][P_STATES] = {
     /* from \ to    IDLE RUNNING INCALL DEAD */
@@ -62,15 +66,18 @@ static const unsigned char gl_m_legal[M_STATES][M_STATES] = {
 
 typedef struct {                        /* written by the P's owner, read by anybody */
     uint64_t runs, inherited, steals, stolen, from_global, overflows, polls, timers, wakes;
+    uint64_t latency[GL_LATENCIES];     /* runnable to running, of the waits that are sampled */
 } gl_counters;
 
 typedef struct gl_p {
+    struct gl_sched *sched;
     int id;
     int status;                         /* state | M's id << 3; see above */
     gl_runq q;
     gl_spinlock tlock;
     gl_timers timers;                   /* one entry for each world that waits for a time */
     int64_t next_ns;                    /* the earliest of them; INT64_MAX: none. Written under tlock */
+    uint32_t woken;                     /* worlds that a time has woken; under tlock */
     uint32_t schedtick;                 /* turns begun. Owner */
     int64_t tick_ns, mean_ns;           /* time of the last multiple of four, length of a turn since then. Owner */
     struct gl_p *link;                  /* idle list */
@@ -81,6 +88,7 @@ typedef struct gl_p {
 } gl_p;
 
 struct gl_m {
+    struct gl_sched *sched;
     int id;
     int state;
     int spinning;                       /* itself; who wakes it before it wakes */
@@ -97,6 +105,7 @@ struct gl_m {
     int tid;                            /* of the kernel's, where it has one */
     int blocked;                        /* in blocking() or syscall() */
     uint32_t random;
+    uint32_t readied;                   /* Gs made runnable. Itself */
     void *events;                       /* the poller's buffer of this M */
     uint32_t turns;                     /* begun. Itself; sysmon reads */
     gl_g *last;                         /* whose loop is the thread's running loop; only compared */
@@ -130,7 +139,10 @@ typedef struct gl_sched {
     gl_list all[GL_LISTS];              /* every G from go() to death */
     gl_note sysmon;
     int sysmon_parked;
-    uint64_t handoffs, retakes, stalls, late_polls, parks, m_made;
+    uint64_t handoffs, retakes, stalls, late_polls, parks, spins, m_made;
+    uint32_t readied;                   /* as an M's, by threads that are none: some may be lost */
+    int events_on;
+    gl_events *events[GL_MAX_P + 1];    /* of each P and, first, of what happens without one; made by the first event */
     int64_t spin_ns, backlog_ns;        /* config: SPIN_US, BACKLOG_US */
     int (*poll)(gl_m *mp, int64_t delay_ns);    /* <0 waits, 0 looks, >0 bounded; how many events are in mp->events */
     void (*poll_break)(void);
@@ -147,7 +159,64 @@ typedef struct gl_sched {
 #define GL_ADD(counter, n)  gl_store_relaxed(&(counter), (counter) + (n))
 #define GL_SUM(counter, n)  __atomic_fetch_add(&(counter), (n), __ATOMIC_RELAXED)
 
-/* -- the one seam through which transitions of P and M go */
+/* -- the seam for looking in: every transition of a G, P or M passes through gl_happened(). What gives a G or P to others
+ * does so before them, or takes its time before, so that the events of each come in the order of their times. */
+
+static void gl_put_event(gl_sched *S, int64_t when_ns, int kind, const void *g, const gl_p *pp, const gl_m *mp) {
+    gl_events **at = &S->events[pp ? pp->id + 1 : 0], *ring = gl_load_acquire(at), *none = NULL;
+    if (!ring) {
+        if (!(ring = (gl_events *)calloc(1, sizeof *ring))) return;
+        if (!__atomic_compare_exchange_n(at, &none, ring, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+            free(ring);
+            ring = none;
+        }
+    }
+    gl_events_put(ring, when_ns, g, (uint64_t)kind | (uint64_t)(pp ? pp->id + 1 : 0) << 8
+                  | (uint64_t)(mp ? mp->id : 0) << 24);
+}
+
+/* The time for an event that is put when it has happened; 0 while nobody looks. */
+static inline int64_t gl_event_time(gl_sched *S) {
+    return __builtin_expect(gl_load_relaxed(&S->events_on), 0) ? gl_now_ns() : 0;
+}
+
+static inline void gl_happened(gl_sched *S, int kind, const void *g, const gl_p *pp, const gl_m *mp) {
+    if (__builtin_expect(gl_load_relaxed(&S->events_on), 0)) gl_put_event(S, gl_now_ns(), kind, g, pp, mp);
+}
+
+/* A G becomes runnable. By who queues it next; mp: the M that does, or NULL. */
+static inline uint32_t gl_since(void) { return ((uint32_t)(gl_now_ns() >> 5) & 0xfffffff) | 1; }
+
+static inline void gl_runnable(gl_sched *S, gl_m *mp, gl_g *gp) {
+    uint32_t *readied = mp ? &mp->readied : &S->readied, n = gl_load_relaxed(readied);
+    gl_store_relaxed(readied, n + 1);
+    gp->since = n % GL_SAMPLED ? 0 : gl_since();
+    gl_happened(S, EV_G + G_RUNNABLE, gp->obj, mp ? mp->p : NULL, mp);
+}
+
+/* Four buckets for each power of two: what is in one is at most a quarter larger than what else is. */
+static inline int gl_latency_bucket(uint32_t units) {
+    int e = units < 4 ? 1 : 31 - __builtin_clz(units);
+    return units < 4 ? (int)units : (e - 1) * 4 + (int)(units >> (e - 2) & 3);
+}
+
+/* The least number of units that is above the bucket. */
+static inline uint32_t gl_latency_above(int bucket) {
+    return bucket < 4 ? (uint32_t)bucket + 1 : (uint32_t)(bucket % 4 + 5) << (bucket / 4 - 1);
+}
+
+/* The M that holds pp runs the G. */
+static inline void gl_running(gl_sched *S, gl_m *mp, gl_p *pp, gl_g *gp) {
+    if (gp->since) {
+        GL_ADD(pp->n.latency[gl_latency_bucket((gl_since() - gp->since) & 0xfffffff)], 1);
+        gp->since = 0;
+    }
+    gl_happened(S, EV_G + G_RUNNING, gp->obj, pp, mp);
+}
+
+static inline gl_m *gl_m_at(gl_sched *S, int status) {
+    return status >> 3 ? gl_load_acquire(&S->allm[(status >> 3) - 1]) : NULL;
+}
 
 static inline int gl_status(int state, const gl_m *mp) { return state | (mp ? mp->id : 0) << 3; }
 
@@ -160,7 +229,10 @@ static inline int gl_p_cas(gl_p *pp, int from, int to) {
 #ifdef GMPLOOP_DEBUG_STATES
     if (!gl_p_legal[from & 7][to & 7]) gl_illegal("a P", from & 7, to & 7);
 #endif
-    return gl_cas_int(&pp->status, from, to);
+    int64_t when = gl_event_time(pp->sched);
+    int done = gl_cas_int(&pp->status, from, to);
+    if (when && done) gl_put_event(pp->sched, when, EV_P + (to & 7), NULL, pp, gl_m_at(pp->sched, to));
+    return done;
 }
 
 /* By who has the P in hand, alone. */
@@ -169,6 +241,7 @@ static inline void gl_p_set(gl_p *pp, int to) {
     int from = gl_load_relaxed(&pp->status);
     if (!gl_p_legal[from & 7][to & 7]) gl_illegal("a P", from & 7, to & 7);
 #endif
+    gl_happened(pp->sched, EV_P + (to & 7), NULL, pp, gl_m_at(pp->sched, to));
     gl_store_release(&pp->status, to);
 }
 
@@ -177,6 +250,7 @@ static inline void gl_m_set(gl_m *mp, int to) {
     int from = gl_load_relaxed(&mp->state);
     if (from != to && !gl_m_legal[from][to]) gl_illegal("an M", from, to);
 #endif
+    gl_happened(mp->sched, EV_M + to, NULL, mp->p, mp);
     gl_store_relaxed(&mp->state, to);
 }
 
@@ -270,10 +344,12 @@ static gl_m *gl_new_m(gl_sched *S) {            /* under lock */
         return mp;
     }
     if (S->nm == GL_MAX_M || !(mp = (gl_m *)calloc(1, sizeof *mp))) return NULL;
-    mp->id = ++S->nm;                           /* 0 is nobody */
+    mp->sched = S;
+    mp->id = S->nm + 1;                         /* 0 is nobody */
     mp->random = (uint32_t)mp->id * 2654435761u;
     gl_note_init(&mp->note);
     gl_store_release(&S->allm[mp->id - 1], mp);
+    gl_store_release(&S->nm, mp->id);
     GL_ADD(S->nmlive, 1);
     GL_ADD(S->m_made, 1);
     return mp;
@@ -283,6 +359,7 @@ static gl_m *gl_new_m(gl_sched *S) {            /* under lock */
 static void gl_startm(gl_sched *S, gl_p *pp, int spinning) {
     gl_m *mp, *made = NULL;
     int polls = 0;
+    GL_SUM(S->spins, (uint64_t)spinning);
     pthread_mutex_lock(&S->lock);
     if ((mp = S->midle)) {
         S->midle = mp->link;
@@ -384,7 +461,11 @@ static inline uint32_t gl_timers_run(gl_p *pp, int64_t now_ns, gl_batch *b) {
     gl_lock(&pp->tlock);
     while (pp->timers.n && (pp->timers.a[0].when <= now || now_ns == GL_NEVER)) {
         gl_g *gp = (gl_g *)gl_timers_remove(&pp->timers, 0);
-        if (gl_g_notify(&gp->state)) gl_batch_add(b, gp);
+        if (gl_g_notify(&gp->state)) {
+            gp->since = pp->woken++ % GL_SAMPLED ? 0 : gl_since();
+            gl_happened(pp->sched, EV_G + G_RUNNABLE, gp->obj, pp, NULL);
+            gl_batch_add(b, gp);
+        }
         n++;
     }
     gl_note_next(pp);
@@ -444,6 +525,7 @@ static inline void gl_ready(gl_sched *S, gl_m *mp, gl_g *gp, int next) {
     gl_batch over = { 0 };
     gl_p *pp = mp ? mp->p : NULL;
     int in_call = pp && gl_load_relaxed(&pp->status) != gl_status(P_RUNNING, mp);
+    gl_runnable(S, mp, gp);
     if (in_call) pp = gl_enter(mp);
     if (!pp) {
         gl_batch_add(&over, gp);
@@ -459,6 +541,7 @@ static inline void gl_ready(gl_sched *S, gl_m *mp, gl_g *gp, int next) {
 /* After its turn: to the end of the line. The M is not in a callback; it may have lost its P. */
 static inline void gl_requeue(gl_sched *S, gl_m *mp, gl_g *gp) {
     gl_batch over = { 0 };
+    gl_runnable(S, mp, gp);
     if (mp->p) gl_runq_put(&mp->p->q, gp, 0, &over);
     else gl_batch_add(&over, gp);
     if (over.n) gl_inject(S, &over);
@@ -467,7 +550,7 @@ static inline void gl_requeue(gl_sched *S, gl_m *mp, gl_g *gp) {
 /* -- all Gs. Whoever goes through a list holds its lock; a G leaves it before its memory goes. */
 
 static inline void gl_all_add(gl_sched *S, gl_g *gp, int list) {
-    gp->list = list;
+    gp->list = (unsigned)list & 15;
     gl_lock(&S->all[list].lock);
     gp->all_prev = NULL;
     gp->all_next = S->all[list].first;
@@ -575,6 +658,7 @@ static inline int gl_any_work(gl_sched *S, int64_t now) {
 static inline void gl_spin_begin(gl_sched *S, gl_m *mp) {
     if (mp->spinning) return;
     mp->spinning = 1;
+    GL_SUM(S->spins, 1);
     __atomic_fetch_add(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
     gl_m_set(mp, M_SPINNING);
 }
@@ -862,6 +946,7 @@ static int gl_set_procs(gl_sched *S, int n) {
     while (S->nallp < n) {
         gl_p *pp = (gl_p *)calloc(1, sizeof *pp);
         if (!pp) { pthread_mutex_unlock(&S->lock); return -1; }
+        pp->sched = S;
         pp->id = S->nallp;
         pp->next_ns = GL_NEVER;
         pp->status = P_DEAD;
@@ -910,6 +995,7 @@ static inline void gl_sched_after_fork(gl_sched *S) {
     fresh.start_thread = S->start_thread;
     fresh.on_rest = S->on_rest;
     fresh.forks = S->forks + 1;
+    fresh.events_on = S->events_on;
     *S = fresh;
     gl_sched_init(S);
 }

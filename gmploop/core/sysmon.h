@@ -186,8 +186,6 @@ static void gl_sysmon_run(gl_sched *S, gl_watch *w) {
             int64_t pause = w->trace_ns ? w->traced_ns + w->trace_ns - gl_now_ns() : -1;
             gl_note_sleep(&S->sysmon, w->trace_ns && pause < 0 ? 0 : pause);
             gl_store_relaxed(&S->sysmon_parked, 0);
-            nap = w->nap_min_ns;
-            quiet = 0;
         }
         if (gl_look(S, w, &deadline)) { nap = w->nap_min_ns; quiet = 0; }
         else if (++quiet > NAPS_AT_MIN && nap < w->nap_max_ns) nap *= 2;

@@ -27,6 +27,7 @@ cdef extern from *:
         gl_watched = S;
         return gl_thread_start(gl_sysmon_thread, NULL, 0);
     }
+    static void gl_count_stall(gl_sched *S) { GL_SUM(S->stalls, 1); }
     """
     ctypedef struct gl_watch:
         int64_t retake_ns, poll_ns, queue_ns, stall_ns, nap_min_ns, nap_max_ns, trace_ns
@@ -34,6 +35,7 @@ cdef extern from *:
         void (*on_stall)(gl_m *, int64_t) noexcept nogil
     gl_watch gl_the_watch
     int gl_sysmon_start(gl_sched *)
+    void gl_count_stall(gl_sched *) noexcept nogil
 
 # Injected: called with (thread identity, seconds) when a callback stalls.
 cdef object tell_stall = None
@@ -58,7 +60,7 @@ def set_duties(*, long long retake_ns, long long poll_ns, long long queue_ns, lo
 
 
 cdef void on_stall(gl_m *mp, int64_t ns) noexcept nogil:
-    sched().stalls += 1
+    gl_count_stall(sched())
     if not silent:
         report(mp.ident, ns * 1e-9)
 

@@ -78,6 +78,7 @@ static int turn(world *w, gl_m *mp) {
 
 static void execute(gl_m *mp, gl_g *gp) {
     world *w = (world *)gp;
+    gl_running(&sched, mp, mp->p, gp);
     gl_g_set(&gp->state, G_RUNNING);
     gl_store_relaxed(&mp->p->schedtick, mp->p->schedtick + 1);
     gl_store_relaxed(&mp->turns, mp->turns + 1);
