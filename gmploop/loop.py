@@ -105,6 +105,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
     False. write_batching: whether small writes of a turn leave together when it ends (Linux).
     """
 
+    _ended_by = None        # an exception with which run_forever() shall end
     _files = None           # what gmploop.fs does its work with, once it was used
     _tls_buffer = None      # what TLS connections read into, once there is one
     _tls_buffer_size = None         # bytes; as much as asyncio reads at once
@@ -145,6 +146,14 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         finally:
             if wakeup:
                 self._return_wakeup_fd()
+        if self._ended_by is not None:
+            exc, self._ended_by = self._ended_by, None
+            raise exc
+
+    def _end_by(self, exc):
+        """Have run_forever() end with an exception."""
+        self._ended_by = exc
+        self.stop()
 
     def close(self):
         """Close the loop. It must not run. Callbacks that are queued are dropped."""

@@ -8,11 +8,20 @@ import contextvars
 import functools
 from asyncio import log, sslproto, streams, transports, unix_events
 
-from gmploop.core import tls
+from gmploop.core import reader, tls
 
 __all__ = ["DatagramTransport", "ReadPipeTransport", "SSLProtocol", "SSLTransport", "SocketTransport",
            "WritePipeTransport", "process_exited", "take_unread"]
 
+
+class StreamReader(streams.StreamReader):
+    """asyncio's, with a compiled read() and wait: what readers of our transports are made."""
+
+    read = reader.read
+    _wait_for_data = reader.wait_for_data
+
+
+reader.configure(streams.StreamReaderProtocol, streams.StreamReader, StreamReader)
 tls.configure(sslproto.SSLProtocolState, sslproto.SSLAgainErrors, sslproto.ssl.SSLObject, log.logger)
 
 
@@ -96,6 +105,10 @@ class SSLProtocol(tls.SSLCore, sslproto.SSLProtocol):
         if loop._tls_buffer is None:
             loop._tls_buffer = memoryview(bytearray(loop._tls_buffer_size or self.max_size))
         self._share_buffer(loop._tls_buffer)
+
+    def _set_app_protocol(self, app_protocol):
+        super()._set_app_protocol(app_protocol)
+        reader.hasten_reader(app_protocol)
 
     def _get_app_transport(self):
         if self._app_transport is None and not self._app_transport_created:

@@ -35,6 +35,7 @@ cdef extern from "tasklist.h" nogil:
     void gl_tasks_unlock(gl_tasks *)
     void gl_tasks_add(gl_tasks *, gl_node *)
     void gl_tasks_remove(gl_tasks *, gl_node *)
+    bint gl_tasks_in(const gl_node *)
     gl_node *gl_tasks_next(gl_tasks *, gl_node *)
     unsigned gl_shard_here()
     unsigned long long gl_task_number(unsigned long long *)
@@ -180,7 +181,7 @@ cdef class Task(Future):
         g = <G>self.loop
         if GL_FREE_THREADED and self.wref == NULL:
             self.wref = PyWeakref_NewRef(self, NULL)
-        if g.world.next == NULL:
+        if not gl_tasks_in(&g.world):
             g.shard = gl_shard_here()
             gl_tasks_add(&shards[g.shard].list, &g.world)
         gl_tasks_add(&g.tasks, &self.node)

@@ -20,6 +20,7 @@ from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, Py_buffer, PyB
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
+from gmploop.core.reader cimport feed, feeds
 from gmploop.core.g cimport G
 from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
 
@@ -187,7 +188,10 @@ cdef class SSLCore:
             else:
                 chunks.append(more)
         if data is not None:
-            self._app_protocol.data_received(data if chunks is None else b"".join(chunks))
+            if chunks is not None:
+                data = b"".join(chunks)
+            if not (feeds(self._app_protocol) and feed(self._app_protocol, PyBytes_AS_STRING(data), len(data))):
+                self._app_protocol.data_received(data)
         if n == 0:
             self._call_eof_received()
             self._start_shutdown()
