@@ -10,6 +10,7 @@ Words
     rest    of all Ms: none runs, looks for work, or waits for a time or an event; who is told, and when. rest.pyx
     post    a handle, or a watch with events, handed to a G from outside: inbox, then notify. g.pyx
     watch   the registration of one fd for one owner. poller.pyx
+    event   what became of a G, P or M, and when, for who looks in from outside. events.h
     waiter  one operation that waits at a channel, lock or the like. waiter.pyx
 
 States

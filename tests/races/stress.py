@@ -80,6 +80,22 @@ async def streams():
     await go(serve)
 
 
+async def isolated_connections():
+    """A world for each connection; what it sends and how it ends meets its server's loop."""
+    server = await gmploop.start_server(echo, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    async def client(number):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        if number % 3:
+            return await ask(reader, writer, 10)
+        writer.write(b"unfinished")
+        writer.transport.abort()
+    await asyncio.gather(*[go(client, number) for number in range(12)])
+    server.close()
+    await server.wait_closed()
+
+
 async def sockets():
     async def body():
         loop, pair = asyncio.get_running_loop(), socket.socketpair()
@@ -306,8 +322,9 @@ async def loops_in_threads():
     await asyncio.to_thread(lambda: [each.join() for each in threads])
 
 
-SCENARIOS = [worlds, errors_and_names, streams, sockets, cancellation, channels, locks, posts, results_in_threads,
-             spawning_from_threads, blocking, locked_threads, changing_procs, looking_in, loops_in_threads]
+SCENARIOS = [worlds, errors_and_names, streams, isolated_connections, sockets, cancellation, channels, locks, posts,
+             results_in_threads, spawning_from_threads, blocking, locked_threads, changing_procs, looking_in,
+             loops_in_threads]
 
 
 def main(seconds=60.0, *names):
