@@ -36,6 +36,11 @@ DEBUG_KEYS = {  # key of GMPLOOP_DEBUG -> what each of its values means, or the 
     "stall_ms": _MS,
     "schedtrace": _MS,
     "scheddetail": _SWITCH,
+    "batch_wait_us": range(0, 1_000_001),
+    "batch_min_ready": range(0, 1001),
+    "uring_entries": range(1, 4097),
+    "uring_cq": range(2, 65_537),
+    "uring_buffers": tuple(1 << n for n in range(16)),
 }
 
 
@@ -95,6 +100,41 @@ def resolve_write_batching(value: bool | None = None) -> bool:
     return bool(value)
 
 
+# -- batched writes
+
+BATCH_BYTES = 4096  # of one write; larger ones were slower if put off: measured
+BATCH_TOTAL_BYTES = 16384  # of one connection's writes; guessed
+BATCH_ENTRIES = 128  # sends that one system call carries; more take another; guessed
+BATCH_MIN_READY = 2  # callbacks that must be ready beside the one that writes; below that sends at once are as cheap
+BATCH_WAIT_US = 1000  # how long what was put off may wait while a callback goes on: what people do not notice
+BATCH_IDLE_LOOKS = 20  # looks without any, 1 ms apart, after which the thread that sees to that sleeps; guessed
+
+
+def batch_tunables() -> dict[str, int]:
+    """What core.batch takes, from the figures above and GMPLOOP_DEBUG."""
+    debug = parse_debug(os.environ.get("GMPLOOP_DEBUG", ""))
+    return {"wait_ns": debug.get("batch_wait_us", BATCH_WAIT_US) * 1000, "idle_looks": BATCH_IDLE_LOOKS,
+            "entries": BATCH_ENTRIES, "min_ready": debug.get("batch_min_ready", BATCH_MIN_READY)}
+
+
+# -- io_uring
+
+URING_ENTRIES = 256  # operations of a loop's turn that one system call carries; guessed: a turn has 20 to 100
+URING_CQ_ENTRIES = 4096  # completions; what comes beyond is fetched by a further call; guessed
+URING_BUFFERS = 128  # receives that one call brings at most: a recent kernel brings 20, an older one any number; measured
+URING_BUFFER_BYTES = 65536  # of one; 4 KB ones made 100 KB messages 5.5 times as dear; pages not used cost nothing
+
+FILES_ENTRIES = 128  # operations of a turn; guessed
+FILES_CQ_ENTRIES = 1024  # completions; guessed
+
+
+def uring_sizes() -> dict[str, int]:
+    """The sizes of a poller's rings, from the figures above and GMPLOOP_DEBUG. The kernel rounds up to powers of two."""
+    debug = parse_debug(os.environ.get("GMPLOOP_DEBUG", ""))
+    return {"entries": debug.get("uring_entries", URING_ENTRIES), "cq_entries": debug.get("uring_cq", URING_CQ_ENTRIES),
+            "buffers": debug.get("uring_buffers", URING_BUFFERS), "buffer_size": URING_BUFFER_BYTES}
+
+
 def parse_debug(text: str) -> dict[str, Any]:
     """GMPLOOP_DEBUG, "key=value,key=value", as a dict. Raises ValueError naming the part it cannot take."""
     settings = {}
@@ -103,9 +143,10 @@ def parse_debug(text: str) -> dict[str, Any]:
         if key not in DEBUG_KEYS:
             raise ValueError(f"GMPLOOP_DEBUG takes the keys {_one_of(DEBUG_KEYS)}, not {key!r}")
         takes = DEBUG_KEYS[key]
-        if isinstance(takes, range):
+        if not isinstance(takes, dict):
             if not value.isdecimal() or int(value) not in takes:
-                raise ValueError(f"GMPLOOP_DEBUG: {key} takes {takes[0]} to {takes[-1]}, not {value!r}")
+                powers = "powers of two, " if isinstance(takes, tuple) else ""
+                raise ValueError(f"GMPLOOP_DEBUG: {key} takes {powers}{takes[0]} to {takes[-1]}, not {value!r}")
             settings[key] = int(value)
             continue
         if value not in takes:

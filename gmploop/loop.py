@@ -15,7 +15,7 @@ from asyncio import (base_events, constants, events, format_helpers, futures, pr
 from asyncio.log import logger
 
 from gmploop import config, sharing, signals, tasks as own_tasks, transports
-from gmploop.core import datagram, fdwatch, handle, runtime, stream, transport
+from gmploop.core import batch, datagram, fdwatch, handle, runtime, stream, transport
 
 __all__ = ["Loop"]
 
@@ -63,7 +63,8 @@ if (3, 12) <= sys.version_info < (3, 13, 1):
 
 handle.configure(_format_callback, events.Handle, events.TimerHandle, getattr(events, "_ThreadSafeHandle", None))
 transport.configure(trsock.TransportSocket, logger)
-stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
+stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE,
+                 batch_max=config.BATCH_BYTES, out_max=config.BATCH_TOTAL_BYTES)
 datagram.configure(transports.DatagramTransport)
 fdwatch.configure(ssl.SSLSocket, socket.socket)
 own_tasks.connect()
@@ -92,6 +93,17 @@ def _set_nodelay(sock):
 
 
 @functools.cache
+def _tune_batches():
+    batch.configure(**config.batch_tunables())
+
+
+@functools.cache
+def _tune_rings():
+    from gmploop.core import poller_uring       # not on every system
+    poller_uring.configure(**config.uring_sizes())
+
+
+@functools.cache
 def _tune_malloc():
     if config.tunes_malloc():
         runtime.keep_freed_memory(config.TRIM_BYTES, config.MMAP_BYTES)
@@ -112,6 +124,10 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         debug = config.resolve_debug(debug)
         write_batching = config.resolve_write_batching(write_batching)
         _tune_malloc()
+        if write_batching:
+            _tune_batches()
+        if poller == "io_uring":
+            _tune_rings()
         self._ssock = self._csock = None
         self._outer_wakeup_fd = -1
         super().__init__(_SelectorView())

@@ -79,16 +79,13 @@ cdef enum:
     IDLE_NS = 10000000          # see above; guessed
     LOOKS = 1024                # looks at the queue, until a system call tells whether the ring is still there; guessed
 
-# Sizes of the rings that are opened from now on: set by configure(), for tests.
-cdef unsigned ENTRIES = 256         # a turn that queues more makes one system call more
-cdef unsigned CQ_ENTRIES = 4096     # completions; what comes beyond is fetched by a further call
-cdef unsigned BUFFERS = 128         # receives that one enter brings at most: 20 in recent kernels, any number in older
-cdef unsigned BUFFER_SIZE = 65536   # smaller ones make 100 KB messages dearer; pages not received into cost nothing
+# Of the rings that are opened from now on. config.py says where the sizes come from.
+cdef unsigned ENTRIES, CQ_ENTRIES, BUFFERS, BUFFER_SIZE
 cdef bint USE_EPOLL_OP = True
 cdef bint USE_NO_IOWAIT = True
 
 
-def configure(unsigned entries=256, unsigned cq_entries=4096, unsigned buffers=128, unsigned buffer_size=65536,
+def configure(*, unsigned entries, unsigned cq_entries, unsigned buffers, unsigned buffer_size,
               bint epoll_op=True, bint no_iowait=True):
     """Set the sizes of the rings opened from now on, and whether they use what only recent kernels have."""
     global ENTRIES, CQ_ENTRIES, BUFFERS, BUFFER_SIZE, USE_EPOLL_OP, USE_NO_IOWAIT
@@ -325,7 +322,7 @@ cdef class UringPoller(EpollPoller):
             self.cancel(self.cancels.pop())
         if not self.epoll_armed:
             self.arm_epoll()
-        if self.batches and self.batch.waiting:
+        if self.batches and self.batch.b.n:
             self.queue_sends()
         if self.r.fd < 0:
             return self.sends_done()
@@ -345,18 +342,17 @@ cdef class UringPoller(EpollPoller):
 
     cdef int queue_sends(self) except -1:
         """As the newest entries, so that they can be taken back."""
-        cdef size_t n = self.batch.begin(), i
+        cdef uint32_t n = self.batch.begin(), i
         cdef gl_sqe *e
         for i in range(n):
+            if not self.batch.is_pending(i):
+                continue
             try:
                 e = self.entry()
             except OSError:
                 e = NULL
             if e == NULL:
-                while i < n:
-                    self.batch.results[i] = 0
-                    i += 1
-                return 0
+                return self.batch.give_up(i)
             self.batch.fill(e, i)
         return 0
 
@@ -370,7 +366,7 @@ cdef class UringPoller(EpollPoller):
         return self.batch.settle() if self.batches else 0
 
     cdef int flush(self) except -1:
-        if self.batches and self.batch.waiting and not self.forked():
+        if self.batches and self.batch.b.n and not self.forked():
             if self.r.fd < 0:
                 return self.batch.flush()
             self.queue_sends()

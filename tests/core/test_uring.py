@@ -15,11 +15,19 @@ import time
 
 import gmploop
 import pytest
+from gmploop import config
 from support import Recorder, child_output, link, open_fds, result_of, tcp_pair, turns, unix_pair, wait_until
 
 poller_uring = pytest.importorskip("gmploop.core.poller_uring")
+
+
+def missing():
+    made = result_of(gmploop.new_event_loop, poller="io_uring")
+    return made if made is OSError else made.close()
+
+
 pytestmark = [pytest.mark.timeout(60), pytest.mark.gmploop_only,
-              pytest.mark.skipif(result_of(poller_uring.UringPoller, None) is OSError, reason="no io_uring here")]
+              pytest.mark.skipif(missing() is OSError, reason="no io_uring here")]
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +46,9 @@ SETUPS = {
 @pytest.fixture(params=SETUPS)
 def setup(request):
     """Sizes of the ring and what it may use; before `loop` in a test's arguments."""
-    poller_uring.configure(**SETUPS[request.param])
+    poller_uring.configure(**config.uring_sizes() | SETUPS[request.param])
     yield request.param
-    poller_uring.configure()
+    poller_uring.configure(**config.uring_sizes())
 
 
 class Echo(Recorder):
