@@ -98,9 +98,11 @@ def _tune_batches():
 
 
 @functools.cache
-def _tune_rings():
-    from gmploop.core import poller_uring       # not on every system
+def poller_uring():
+    """The module, loaded when it is first wanted."""
+    from gmploop.core import poller_uring
     poller_uring.configure(**config.uring_sizes())
+    return poller_uring
 
 
 @functools.cache
@@ -109,7 +111,35 @@ def _tune_malloc():
         runtime.keep_freed_memory(config.TRIM_BYTES, config.MMAP_BYTES)
 
 
-class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop):
+class _AcceptingLoop:
+    """Servers whose poller accepts by itself (io_uring)."""
+
+    def _start_serving(self, protocol_factory, sock, *options):
+        if not self.poller.accepts:
+            return super()._start_serving(protocol_factory, sock, *options)
+
+        def serve(fd):
+            conn = socket.socket(sock.family, sock.type, sock.proto, fd)
+            try:
+                address = conn.getpeername()
+            except OSError:                     # it is gone again
+                address = None
+            self._serve_connection(protocol_factory, conn, address, *options)
+
+        def failed(exc):
+            if exc.errno not in _OUT_OF_RESOURCES:
+                raise exc
+            self._accept_later(exc, protocol_factory, sock, *options)
+
+        poller_uring().Acceptor(self, self.poller, sock, serve, failed)
+
+    def _stop_serving(self, sock):
+        if self.poller.accepts:
+            poller_uring().stop_accepting(self.poller, sock.fileno())
+        super()._stop_serving(sock)
+
+
+class Loop(signals.SignalLoop, sharing.SharingLoop, _AcceptingLoop, runtime.LoopCore, _BaseLoop):
     """An asyncio event loop. Every method of asyncio's Unix loop is there and means the same.
 
     poller: "auto", "io_uring", "epoll" or "kqueue". debug: None (as `python -X dev` and PYTHONASYNCIODEBUG say), True or
@@ -127,7 +157,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         if write_batching:
             _tune_batches()
         if poller == "io_uring":
-            _tune_rings()
+            poller_uring()
         self._ssock = self._csock = None
         self._outer_wakeup_fd = -1
         super().__init__(_SelectorView())

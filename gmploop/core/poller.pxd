@@ -54,6 +54,7 @@ cdef class Poller:
     cdef int fork_gen
     cdef readonly bint closed
     cdef readonly bint receives # whether receive() is there
+    cdef readonly bint accepts  # whether poller_uring.Acceptor is to be used for listening sockets
     cdef readonly bint batches  # write_batching: send_later() is to be used
     cdef Py_ssize_t chunk       # bytes of the buffers that it receives into
     cdef readonly str name

@@ -9,6 +9,8 @@ What is received by completions, and what is not
 - Stream transports receive by one multishot RECV each, into buffers that all share (gl_bufs). The bytes are copied out
   while the completions are taken, and the buffers go back before the next enter: so none is ever waited for, and a
   receive that ended because more came at once than there are buffers (ENOBUFS) is simply asked for again.
+- Servers' listeners accept by one multishot ACCEPT each: an Acceptor. As of receives, nothing is accepted between two
+  enters. A completion that nobody wants any more brings a descriptor all the same: it is closed.
 - All else asks for readiness: readers, writers, sock_*(), datagrams, pipes, and transports that wait to write or receive
   in bulk. That is epoll's part, whose events are one operation in the ring (EPOLL_WAIT, Linux 6.15; before that a POLL
   of the epoll, and an epoll_wait when it tells). POLL_ADD for each fd instead was tried and is not there, because
@@ -24,7 +26,7 @@ by another while it is idle) loses its ring: what has come is taken from the que
 opens one in its own thread and asks for everything again. That costs as much as there are transports: a world that
 moves often wants epoll.
 
-A receive belongs to its watch's generation (the token is as epoll's: fd | generation << 32). States, in w.rx:
+A receive (and an accept, in the same states) belongs to its watch's generation (the token is as epoll's: fd | generation << 32). States, in w.rx:
 
     RX_OFF --arm--> RX_ON --its last completion (no F_MORE)--> RX_OFF, and on again if still wanted
                       '--cancel--> RX_STOPPING --its last completion--> RX_OFF, and on again if wanted by then
@@ -44,20 +46,29 @@ fork: the child closes and unmaps its copies without touching the queues, which 
 """
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EAGAIN, EBUSY, EEXIST, EINTR, EINVAL, ENOBUFS, ENOMEM, ENOSYS
+from libc.errno cimport EAGAIN, EBUSY, ECONNABORTED, EEXIST, EINTR, EINVAL, ENOBUFS, ENOMEM, ENOSYS
 import os
 from gmploop.core.batch cimport (
     SEND_BIT, GL_OP_SEND, GL_SQE_SKIP_SUCCESS, gl_uring_free, gl_uring_queued, gl_uring_sqe, gl_uring_next)
+from gmploop.core.g cimport G
 from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
 from gmploop.core.poller cimport Poller, EV_IN, RX_OFF, RX_ON, RX_STOPPING
 from gmploop.core.poller_epoll cimport MAX_EVENTS
+
+cdef extern from "Python.h":
+    object PyContext_CopyCurrent()
 
 cdef extern from *:
     """
     #include <errno.h>
     #include <poll.h>
+    #include <sys/socket.h>
     #include <unistd.h>
     #include "epoll.h"
+    #ifndef SOCK_CLOEXEC                /* where there is no ring either */
+    #define SOCK_CLOEXEC 0
+    #define SOCK_NONBLOCK 0
+    #endif
     #ifndef ECANCELED
     #define ECANCELED 125
     #endif
@@ -67,7 +78,7 @@ cdef extern from *:
         poll(&p, 1, ms > 2147483647 ? 2147483647 : (int)ms);
     }
     """
-    int ECANCELED, ETIME
+    int ECANCELED, ETIME, ACCEPT_FLAGS "(SOCK_CLOEXEC | SOCK_NONBLOCK)"
     void gl_wait_for(int, long long) nogil
     int eventfd(unsigned int, int)
     int c_close "close"(int)
@@ -76,6 +87,7 @@ cdef extern from *:
 cdef enum:
     NOBODY = 0xffffffff         # low half of user_data: what cancels answer
     EPOLL = 0xfffffffe          # the wait for epoll events
+    ACCEPT_BIT = 0x40000000     # an accept's token; no process has so many descriptors
     IDLE_NS = 10000000          # see above; guessed
     LOOKS = 1024                # looks at the queue, until a system call tells whether the ring is still there; guessed
 
@@ -101,7 +113,65 @@ cdef object refused(int error):
 
 
 cdef inline uint64_t token_of(Watch w) noexcept:
-    return <uint64_t><uint32_t>w.fd | <uint64_t>w.gen << 32
+    return <uint64_t><uint32_t>w.fd | <uint64_t>w.gen << 32 | (ACCEPT_BIT if isinstance(w, Acceptor) else 0)
+
+
+@cython.final
+cdef class Acceptor(Watch):
+    """A listening socket whose connections the kernel accepts, until detach() or an error that ends it.
+
+    serve(fd) is called for each, in a copy of the current context; it owns the descriptor then. failed(exc) is called
+    once, after which the socket is no longer watched.
+    """
+
+    def __init__(self, G g not None, UringPoller poller not None, sock, serve, failed):
+        self.g, self.fd = g, sock.fileno()
+        self.sock, self.serve, self.failed = sock, serve, failed
+        self.context, self.accepted = PyContext_CopyCurrent(), []
+        poller.attach(self)
+        poller.receive(self, True)
+
+    def __dealloc__(self):
+        self.drop()
+
+    cdef bint is_ended(self):
+        return False
+
+    cdef int drop(self) except -1:
+        """Close what was accepted and is not served."""
+        while self.accepted:
+            c_close(self.accepted.pop())
+        return 0
+
+    def stop(self):
+        """Accept no more. When this returns the kernel has let go of the socket; who was not served sees the end."""
+        if self.poller is not None:
+            self.poller.detach(self)
+        self.drop()
+
+    cdef int on_events(self, uint32_t events) except -1:
+        cdef int error
+        try:
+            while self.accepted:
+                self.context.run(self.serve, self.accepted.pop(0))
+        finally:
+            if self.accepted:               # it raised
+                self.push(EV_IN)
+        error, self.error = self.error, 0
+        if error and self.poller is not None:
+            self.poller.detach(self)
+            self.context.run(self.failed, OSError(error, os.strerror(error)))
+        return 0
+
+    def __repr__(self):
+        return f"<Acceptor {self.sock!r}>"
+
+
+def stop_accepting(Poller poller not None, int fd):
+    """Stop the Acceptor of a listener, if it has one. Before its descriptor is closed."""
+    cdef Watch w = poller.lookup(fd)
+    if isinstance(w, Acceptor):
+        (<Acceptor>w).stop()
 
 
 @cython.final
@@ -109,7 +179,7 @@ cdef class UringPoller(EpollPoller):
     def __cinit__(self, g):
         self.r.fd = -1
         self.name = "io_uring"
-        self.receives = True
+        self.receives = self.accepts = True
         self.cancels = []
         try:
             self.open_ring()
@@ -132,7 +202,7 @@ cdef class UringPoller(EpollPoller):
             raise OSError(self.broken, os.strerror(self.broken))
         e = gl_uring_open_own(&self.r, ENTRIES, CQ_ENTRIES)
         if e >= 0:
-            for op in (GL_OP_POLL_ADD, GL_OP_ASYNC_CANCEL, GL_OP_SEND, GL_OP_RECV):
+            for op in (GL_OP_POLL_ADD, GL_OP_ASYNC_CANCEL, GL_OP_SEND, GL_OP_RECV, GL_OP_ACCEPT):
                 if not self.r.has_op[<int>op]:
                     e = -ENOSYS
         if e >= 0:
@@ -188,9 +258,13 @@ cdef class UringPoller(EpollPoller):
         return 0
 
     cdef int after_fork(self) except -1:
+        cdef Watch w
         self.lose_ring()                    # the next poll opens one
         if self.forked():
             self.cancels.clear()
+            for w in self.table:
+                if isinstance(w, Acceptor):
+                    (<Acceptor>w).drop()    # the parent serves them
         return EpollPoller.after_fork(self)
 
     # -- submitting
@@ -213,8 +287,11 @@ cdef class UringPoller(EpollPoller):
     cdef int arm(self, Watch w) except -1:
         cdef gl_sqe *e = self.entry()
         if e != NULL:
-            e.opcode, e.fd, e.user_data = GL_OP_RECV, w.fd, token_of(w)
-            e.flags, e.ioprio = GL_SQE_BUFFER_SELECT, GL_RECV_MULTISHOT
+            e.fd, e.user_data = w.fd, token_of(w)
+            if isinstance(w, Acceptor):
+                e.opcode, e.ioprio, e.op_flags = GL_OP_ACCEPT, GL_ACCEPT_MULTISHOT, ACCEPT_FLAGS
+            else:
+                e.opcode, e.ioprio, e.flags = GL_OP_RECV, GL_RECV_MULTISHOT, GL_SQE_BUFFER_SELECT
             w.rx = RX_ON
         return 0
 
@@ -413,6 +490,8 @@ cdef class UringPoller(EpollPoller):
             return 0
         if low & SEND_BIT:
             return self.batch.note(low, c.res)
+        if low & ACCEPT_BIT:
+            return self.take_accepted(c)
         return self.take_received(c)
 
     cdef int take_epoll(self, int res) except -1:
@@ -424,6 +503,27 @@ cdef class UringPoller(EpollPoller):
         elif res != -ECANCELED and res != -EINTR and res != -EAGAIN:
             raise OSError(-res, os.strerror(-res))
         return 0
+
+    cdef int take_accepted(self, gl_cqe *c) except -1:
+        cdef Watch w = self.lookup(<int>(c.user_data & (ACCEPT_BIT - 1)))
+        cdef Acceptor a = None
+        cdef int res = c.res
+        if isinstance(w, Acceptor) and w.gen == <uint32_t>(c.user_data >> 32):
+            a = <Acceptor>w
+            if not c.flags & GL_CQE_MORE:
+                a.rx = RX_OFF
+        if res >= 0:
+            if a is None or not a.rx_wanted:
+                c_close(res)
+                return 0
+            a.accepted.append(res)
+            a.push(EV_IN)
+        elif a is not None and res != -ECANCELED and res != -EINTR and res != -EAGAIN and res != -ECONNABORTED:
+            a.rx_wanted, a.error = False, -res
+            a.push(EV_IN)
+        if a is not None and a.rx == RX_OFF and a.rx_wanted:
+            self.arm(a)
+        return 1
 
     cdef int take_received(self, gl_cqe *c) except -1:
         cdef Watch w = self.lookup(<int>(c.user_data & 0x7fffffff))

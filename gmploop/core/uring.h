@@ -52,11 +52,11 @@ typedef struct {
 } gl_uring_params;
 
 enum {
-    GL_OP_FSYNC = 3, GL_OP_POLL_ADD = 6, GL_OP_ASYNC_CANCEL = 14, GL_OP_OPENAT = 18, GL_OP_CLOSE = 19, GL_OP_READ = 22,
-    GL_OP_WRITE = 23, GL_OP_SEND = 26, GL_OP_RECV = 27, GL_OP_FTRUNCATE = 55, GL_OP_EPOLL_WAIT = 59, GL_OPS = 64,
+    GL_OP_FSYNC = 3, GL_OP_POLL_ADD = 6, GL_OP_ACCEPT = 13, GL_OP_ASYNC_CANCEL = 14, GL_OP_OPENAT = 18, GL_OP_CLOSE = 19,
+    GL_OP_READ = 22, GL_OP_WRITE = 23, GL_OP_SEND = 26, GL_OP_RECV = 27, GL_OP_FTRUNCATE = 55, GL_OP_EPOLL_WAIT = 59, GL_OPS = 64,
     GL_SQE_ASYNC = 1 << 4,                  /* IOSQE_ASYNC: a worker does it from the start */
     GL_SQE_BUFFER_SELECT = 1 << 5, GL_SQE_SKIP_SUCCESS = 1 << 6,
-    GL_RECV_MULTISHOT = 1 << 1,             /* in ioprio */
+    GL_ACCEPT_MULTISHOT = 1 << 0, GL_RECV_MULTISHOT = 1 << 1,   /* in ioprio */
     GL_CANCEL_ALL = 1 << 0, GL_CANCEL_ANY = 1 << 2,
     GL_CQE_BUFFER = 1 << 0, GL_CQE_MORE = 1 << 1, GL_CQE_BUFFER_SHIFT = 16,
     GL_SETUP_CQSIZE = 1 << 3, GL_SETUP_CLAMP = 1 << 4, GL_SETUP_SUBMIT_ALL = 1 << 7, GL_SETUP_COOP_TASKRUN = 1 << 8,
