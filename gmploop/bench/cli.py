@@ -56,7 +56,7 @@ def parser():
     it.add_argument("--rounds", type=_count, metavar="N",
                     help="rounds, in which the loops take turns (default: 3; for pollers 2)")
     it.add_argument("--seconds", type=_seconds, metavar="S",
-                    help="length of one measurement (default: 1; for pollers 0.5)")
+                    help="length of one measurement (default: 1; for pollers 0.4)")
     it.add_argument("--connections", type=_count, default=50, metavar="N",
                     help="connections to a server, where the row does not say (default: 50)")
     it.add_argument("--least", action="store_true",
@@ -119,7 +119,7 @@ def _fill_in(options):
     quick = options.quick
     options.loops = options.loops or (POLLER_LOOPS if pollers else DEFAULT_LOOPS)
     options.rounds = options.rounds or (1 if quick else 2 if pollers else 3)
-    options.seconds = options.seconds or (0.1 if quick else 0.5 if pollers else 1.0)
+    options.seconds = options.seconds or (0.1 if quick else 0.4 if pollers else 1.0)
     options.syscalls = options.syscalls or pollers and not quick
 
 

@@ -144,6 +144,41 @@ def test_traffic_under_a_storm_of_signals(setup, loop, run):
     assert len(ran) > 20
 
 
+def test_traffic_of_a_process_that_is_stopped_and_continued(setup):
+    """No error, nothing lost, and no timer that fires early."""
+    assert child_output("gmploop", f"""
+    import subprocess
+    from gmploop import config
+    from gmploop.core import poller_uring
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+        def data_received(self, data):
+            self.transport.write(data)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(Echo, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        early = 0
+        while stopper.poll() is None:
+            text = os.urandom(3000)
+            writer.write(text)
+            assert await reader.readexactly(3000) == text
+            deadline = loop.time() + 0.002
+            await asyncio.sleep(0.002)
+            early += loop.time() < deadline
+        print(stopper.returncode, early)
+        writer.close()
+        server.close()
+    gmploop.new_event_loop().close()
+    poller_uring.configure(**config.uring_sizes() | {SETUPS[setup]!r})
+    stopper = subprocess.Popen(["sh", "-c", "for i in $(seq 60); do kill -STOP $PPID; kill -CONT $PPID; sleep 0.005; done"])
+    asyncio.Runner(loop_factory=gmploop.new_event_loop).run(main())
+    """) == "0 0\n"
+
+
 # -- cancels, generations, buffers
 
 def test_pausing_and_resuming_loses_and_doubles_nothing(setup, loop, run):
