@@ -27,7 +27,7 @@ from gmploop.core.poller cimport fork_generation
 
 cdef extern from "flusher.h" nogil:
     """
-    static gl_flusher gl_the_flusher = { .lock = PTHREAD_MUTEX_INITIALIZER, .wait_ns = 1000000, .idle_looks = 20 };
+    static gl_flusher gl_the_flusher = { .lock = PTHREAD_MUTEX_INITIALIZER, .wait_ns = 1000000, .idle_looks = 4 };
     static void gl_forget_flusher(void) { gl_flusher_after_fork(&gl_the_flusher); }
     static void gl_flusher_watch_forks(void) { pthread_atfork(NULL, NULL, gl_forget_flusher); }
     """
@@ -49,7 +49,7 @@ cdef bint told_refusal = False
 
 # Tunables: config.py says where they come from.
 cdef unsigned ENTRIES = 128
-cdef size_t MIN_READY = 2
+cdef size_t MIN_READY = 4
 
 
 def configure(*, long long wait_ns, int idle_looks, unsigned entries, size_t min_ready):
