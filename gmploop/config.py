@@ -5,7 +5,7 @@ An option given in code wins over the environment, which wins over the default.
 | option | takes | default | environment | why this default |
 |---|---|---|---|---|
 | poller | "auto", "io_uring", "epoll", "kqueue" | "auto" | GMPLOOP_POLLER | "auto" is epoll on Linux: measured as fast as io_uring |
-| write_batching | None, True, False | False | GMPLOOP_WRITE_BATCHING="0" or "1" | see resolve_write_batching() |
+| write_batching | None, True, False | BATCH_BY_DEFAULT | GMPLOOP_WRITE_BATCHING="0" or "1" | see resolve_write_batching() |
 | malloc | | tuned | GMPLOOP_MALLOC="tuned" or "system" | see tunes_malloc() |
 | files | | "auto" | GMPLOOP_FS="auto", "io_uring" or "executor" | read when a loop first uses gmploop.fs |
 | tasks | | "auto" | GMPLOOP_TASKS="own", "asyncio" or "auto" | see makes_own_tasks() |
@@ -16,6 +16,11 @@ An option given in code wins over the environment, which wins over the default.
 | schedtrace | ms, 0 (off) to 3600000 | 0 | GMPLOOP_DEBUG="schedtrace=1000" | Go's |
 | replicas | from 1 on | `serve`: as procs | | see gmploop/replicas.py |
 | scheddetail | 0, 1 | 0 | GMPLOOP_DEBUG="schedtrace=1000,scheddetail=1" | Go's |
+| batch_wait_us | us, 0 to 1000000 | 1000 | GMPLOOP_DEBUG="batch_wait_us=1000" | see "batched writes" below |
+| batch_min_ready | 0 to 1000 | 4 | GMPLOOP_DEBUG="batch_min_ready=4" | the same |
+| uring_entries | 1 to 4096 | 256 | GMPLOOP_DEBUG="uring_entries=256" | see "io_uring" below |
+| uring_cq | 2 to 65536 | 4096 | GMPLOOP_DEBUG="uring_cq=4096" | the same |
+| uring_buffers | a power of two to 32768 | 128 | GMPLOOP_DEBUG="uring_buffers=128" | the same |
 """
 
 import functools
@@ -84,14 +89,15 @@ def resolve_debug(value: bool | None = None) -> bool | None:
 
 
 def resolve_write_batching(value: bool | None = None) -> bool:
-    """Whether the writes of a turn, up to 4 KB each, leave in one system call when the turn ends.
+    """Whether the writes of a busy turn, up to 4 KB each, leave in one system call when the turn ends.
 
-    It saves a server of many small messages up to a fifth of its CPU time; but what a callback writes leaves only after
-    that callback and the others of its turn: one that writes and then blocks has not written. So it is off unless asked
-    for. Raises TypeError for something else than None and bool, ValueError for a bad GMPLOOP_WRITE_BATCHING.
+    It saves a server of many small messages up to a fifth of its CPU time. What a callback writes while others are ready
+    leaves after those, or within about a millisecond if one of them blocks or computes. Where there is no io_uring each
+    write leaves at once. Raises TypeError for something else than None and bool, ValueError for a bad
+    GMPLOOP_WRITE_BATCHING.
     """
     if value is None:
-        text = os.environ.get("GMPLOOP_WRITE_BATCHING") or "0"
+        text = os.environ.get("GMPLOOP_WRITE_BATCHING") or str(int(BATCH_BY_DEFAULT))
         if text not in _SWITCH:
             raise ValueError(f"GMPLOOP_WRITE_BATCHING takes {_one_of(_SWITCH)}, not {text!r}")
         return _SWITCH[text]
@@ -102,6 +108,7 @@ def resolve_write_batching(value: bool | None = None) -> bool:
 
 # -- batched writes
 
+BATCH_BY_DEFAULT = True  # less CPU at 50 connections and more, p50 lower, p99 not higher: benchmarks/README.md
 BATCH_BYTES = 4096  # of one write; larger ones were slower if put off: measured
 BATCH_TOTAL_BYTES = 16384  # of one connection's writes; guessed
 BATCH_ENTRIES = 128  # sends that one system call carries; more take another; guessed

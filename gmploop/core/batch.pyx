@@ -14,7 +14,7 @@ they have MSG_WAITALL: a short send then counts as failed, and tells how much it
 
 The io_uring poller gives the sends to its own ring, in the enter in which it waits. For epoll flush() does it in a ring
 of its own that is never waited in: a plain one, which any thread may go on with. One send alone goes by send(2), which
-is cheaper, and so do all where there is no ring.
+is cheaper. Where no ring is to be had nothing waits from then on.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -92,7 +92,7 @@ cdef class SendBatch:
                 return False
             w.out = data                    # after the change: what it replaces may be freed now
             return True
-        if ready < MIN_READY and not self.b.n or self.fork_gen != fork_generation():
+        if ready < MIN_READY and not self.b.n or self.refused or self.fork_gen != fork_generation():
             return False
         at = gl_batch_add(&self.b, w.fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), &watch)
         if at < 0:
@@ -218,8 +218,7 @@ cdef class SendBatch:
                 return 0
             told_refusal = True
             logging.getLogger("gmploop").info(
-                "write_batching: the writes of a turn leave one by one when it ends, since io_uring is not to be had: %s",
-                os.strerror(-e))
+                "write_batching: each write leaves alone, since io_uring is not to be had: %s", os.strerror(-e))
         return 0
 
     cdef int after_fork(self) except -1:

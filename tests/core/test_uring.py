@@ -525,6 +525,7 @@ REFUSE = """
 def test_a_ring_that_is_refused_says_why_and_epoll_runs(call, error):
     output = child_output("gmploop", REFUSE + f"""
     refuse({call}, errno.{error})
+    os.environ["GMPLOOP_DEBUG"] = "batch_min_ready=0"
     fds = sorted(os.listdir("/proc/self/fd"))
     try:
         gmploop.new_event_loop(poller="io_uring")
