@@ -27,7 +27,7 @@ cdef extern from "uring.h" nogil:
     uint32_t gl_uring_queued(gl_uring *)
     gl_sqe *gl_uring_sqe(gl_uring *)
     int gl_uring_submit(gl_uring *)
-    uint64_t gl_uring_take_back(gl_uring *)
+    gl_sqe *gl_uring_queued_at(gl_uring *, uint32_t)
     int gl_uring_next(gl_uring *, gl_cqe *)
 
 cdef extern from "flusher.h" nogil:
@@ -51,7 +51,6 @@ cdef class SendBatch:
     cdef gl_send *now           # what is being sent, ours alone
     cdef uint32_t room          # of now
     cdef list sending           # whose that is
-    cdef uint32_t filled        # how many of them were given to a ring
     cdef gl_uring r             # for flush(); its fd is -1 where none can be had, and until it is first wanted
     cdef bint refused
     cdef int fork_gen
@@ -61,6 +60,7 @@ cdef class SendBatch:
     cdef bint is_pending(self, uint32_t i)
     cdef int fill(self, gl_sqe *e, uint32_t i) except -1
     cdef int note(self, uint32_t low, int res) except -1
+    cdef bint is_queued(self, gl_uring *r)
     cdef int take_back(self, gl_uring *r) except -1
     cdef int give_up(self, uint32_t i) except -1
     cdef int settle(self) except -1

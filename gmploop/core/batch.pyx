@@ -45,7 +45,14 @@ cdef extern from "flusher.h" nogil:
     int gl_send_now(gl_send *)
     int INT_MAX, FLAGS "(MSG_NOSIGNAL | MSG_DONTWAIT | MSG_WAITALL)"
 
+cdef enum:
+    NOBODY = 0xffffffff         # low half of user_data: what nobody waits for, as in poller_uring.pyx
+
 cdef bint told_refusal = False
+
+
+cdef inline bint is_send(gl_sqe *e):
+    return e.opcode == GL_OP_SEND
 
 # Tunables: config.py says where they come from.
 cdef unsigned ENTRIES = 128
@@ -119,7 +126,7 @@ cdef class SendBatch:
         """Make what waits the sends of now; how many these are."""
         cdef Watch w
         cdef uint32_t n = gl_batch_take(&self.b, &self.now, &self.room)
-        self.waiting, self.sending, self.filled = [], self.waiting, 0
+        self.waiting, self.sending = [], self.waiting
         for w in self.sending:
             if w is not None:
                 w.batch_at = 0
@@ -135,7 +142,6 @@ cdef class SendBatch:
         e.addr, e.len = <uint64_t><size_t>s.data, s.len
         e.user_data = SEND_BIT | i
         s.sent = INT_MAX
-        self.filled += 1
         return 0
 
     cdef int note(self, uint32_t low, int res) except -1:
@@ -145,14 +151,24 @@ cdef class SendBatch:
             self.now[i].sent = res
         return 0
 
+    cdef bint is_queued(self, gl_uring *r):
+        """Whether there are sends that the kernel has not taken."""
+        cdef uint32_t i
+        for i in range(gl_uring_queued(r)):
+            if is_send(gl_uring_queued_at(r, i)):
+                return True
+        return False
+
     cdef int take_back(self, gl_uring *r) except -1:
-        """The kernel did not take all entries: what is left of the sends, which are the newest, is not sent."""
-        cdef uint64_t data
-        cdef uint32_t left = min(gl_uring_queued(r), self.filled)
-        while left:
-            data = gl_uring_take_back(r)
-            self.note(<uint32_t>data, 0)
-            left -= 1
+        """Sends that the kernel has not taken are not done: their entries do nothing when it takes them."""
+        cdef uint32_t i
+        cdef gl_sqe *e
+        for i in range(gl_uring_queued(r)):
+            e = gl_uring_queued_at(r, i)
+            if is_send(e):
+                self.note(<uint32_t>e.user_data, 0)
+                memset(e, 0, sizeof(e[0]))              # a NOP
+                e.flags, e.user_data = GL_SQE_SKIP_SUCCESS, NOBODY
         return 0
 
     cdef int give_up(self, uint32_t i) except -1:

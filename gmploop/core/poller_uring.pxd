@@ -17,6 +17,7 @@ cdef extern from "uring.h" nogil:
     uint32_t gl_uring_publish(gl_uring *)
     bint gl_uring_ready(gl_uring *)
     bint gl_uring_more_inside(gl_uring *)
+    bint gl_uring_overflowed(gl_uring *)
     int gl_bufs_open(gl_bufs *, gl_uring *, unsigned, unsigned)
     void gl_bufs_free(gl_bufs *)
     void gl_bufs_return(gl_bufs *, unsigned)

@@ -418,7 +418,6 @@ cdef class UringPoller(EpollPoller):
         return told
 
     cdef int queue_sends(self) except -1:
-        """As the newest entries, so that they can be taken back."""
         cdef uint32_t n = self.batch.begin(), i
         cdef gl_sqe *e
         for i in range(n):
@@ -434,13 +433,18 @@ cdef class UringPoller(EpollPoller):
         return 0
 
     cdef int sends_done(self) except -1:
-        """After an enter: all sends have been done, unless the kernel was short of memory."""
-        if self.r.fd >= 0 and gl_uring_queued(&self.r):
+        """After an enter: all sends have been done, unless the kernel was short of memory. What failed has told so, if
+        not in the queue, which may have been full, then beyond it."""
+        if not self.batches:
+            return 0
+        if self.r.fd >= 0 and self.batch.is_queued(&self.r):
             self.enter(0)
             self.reap()
-            if self.r.fd >= 0 and gl_uring_queued(&self.r):
+            if self.r.fd >= 0:
                 self.batch.take_back(&self.r)
-        return self.batch.settle() if self.batches else 0
+        while self.r.fd >= 0 and gl_uring_overflowed(&self.r) and self.enter(0) == 0:
+            self.reap()
+        return self.batch.settle()
 
     cdef int flush(self) except -1:
         if self.batches and self.batch.b.n and not self.forked():

@@ -261,6 +261,14 @@ static inline void gl_uring_make_async(gl_uring *r) {
     }
 }
 
+/* The i-th of the entries that the kernel has not taken. */
+static inline gl_sqe *gl_uring_queued_at(gl_uring *r, uint32_t i) {
+    return &r->sqes[(r->tail - gl_uring_queued(r) + i) & r->sq_mask];
+}
+
+/* Whether completions wait in the kernel because the queue was full. */
+static inline int gl_uring_overflowed(gl_uring *r) { return gl_load_relaxed(r->sq_flags) & GL_SQ_CQ_OVERFLOW; }
+
 /* Take back the newest entry that the kernel has not taken; its user_data, or 0 when there is none. */
 static inline uint64_t gl_uring_take_back(gl_uring *r) {
     if (!gl_uring_queued(r)) return 0;
