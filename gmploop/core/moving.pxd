@@ -30,7 +30,7 @@ cdef class Goroutine:
     cdef MovingCore world           # None once it is over
     cdef gl_spinlock lock           # guards status and waiters
     cdef int status
-    cdef bint retrieved             # somebody has seen the exception
+    cdef int retrieved              # somebody has seen the exception
     cdef list waiters               # what is called when it is over: (loop or None, callable, context or None)
     cdef object value               # result, or exception
     cdef object name_
@@ -40,3 +40,4 @@ cdef class Goroutine:
     cdef object __weakref__
     cdef int finish(self, int status, object value) except -1
     cdef bint wait(self, tuple entry) except -1
+    cdef int set_name(self, name) except -1

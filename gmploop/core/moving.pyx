@@ -40,7 +40,7 @@ cdef extern from "world.h" nogil:
 
 cdef extern from "atomics.h" nogil:
     void gl_fence_seq_cst()
-    int load_int "gl_load_relaxed"(int *)
+    int load_int "gl_load_acquire"(int *)
     void store_int "gl_store_release"(int *, int)
     void gl_store_relaxed(unsigned long *, unsigned long)
     uint32_t take_events "gl_exchange_acq_rel"(uint32_t *, uint32_t)
@@ -114,19 +114,19 @@ cdef class MovingCore(LoopCore):
         return 0
 
     cdef int begin(self) except -1:
-        self.phase = LIVE
+        store_int(&self.phase, LIVE)
         coro, self.coro = self.coro, None
         name = self.handle.name_
         try:
             self.root = new_task(self, coro, name, self.context)
-            if self.handle.name_ is None:
-                self.handle.name_ = self.root.get_name()
+            if name is None:
+                self.handle.set_name(self.root.get_name())
             self.root.add_done_callback(self._root_done, context=self.context)
             if load_int(&self.told_to_cancel):
                 self.root.cancel()
-                self.told_to_cancel = 2
+                store_int(&self.told_to_cancel, 2)
         except BaseException as exc:
-            self.phase = OVER
+            store_int(&self.phase, OVER)
             self.handle.finish(FAILED, exc)
         self.context = None
         return 0
@@ -135,16 +135,16 @@ cdef class MovingCore(LoopCore):
         if self.phase != LIVE:
             return
         if self.inner or "_asyncgens" in self.__dict__:
-            self.phase = WINDING
+            store_int(&self.phase, WINDING)
             new_task(self, self._wind_up(task), None, None).add_done_callback(self._over)
         else:
-            self.phase = OVER
+            store_int(&self.phase, OVER)
 
     def _over(self, task):
         if not task.cancelled() and task.exception() is not None:
             self.call_exception_handler({"message": "ending a goroutine's world failed", "exception": task.exception(),
                                          "task": task})
-        self.phase = OVER
+        store_int(&self.phase, OVER)
 
     def _stopped(self):
         """stop() was called: as asyncio.run() does, it is an error if the root task is not done."""
@@ -155,8 +155,11 @@ cdef class MovingCore(LoopCore):
 
     cdef int die(self) except -1:
         cdef Goroutine handle = self.handle
-        root, self.root, self.handle = self.root, None, None
-        self._closed = True
+        root, self.root = self.root, None
+        gl_lock(&self.w.lock)               # with the property `goroutine`; `handle` keeps it alive
+        self.handle = None
+        gl_unlock(&self.w.lock)
+        store_int(&self.closed, True)
         gl_fence_seq_cst()              # who posts after this look at the inbox sees that (purge())
         if self.watches:
             (<SharedPoller>self.poller).close_watches_of(self)
@@ -230,8 +233,11 @@ cdef class MovingCore(LoopCore):
 
     @property
     def goroutine(self):
-        """The handle of this world's root task; None once it is over."""
-        return self.handle
+        """The handle of this world's root task; None once it is over. From any thread."""
+        gl_lock(&self.w.lock)
+        handle = self.handle
+        gl_unlock(&self.w.lock)
+        return handle
 
 
 cdef object set_running_loop = asyncio._set_running_loop
@@ -274,9 +280,9 @@ def go(fn_or_coro, *args, name=None):
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name takes a str, not {name!r}")
     cdef gl_m *mp = current_m()
-    coro = coroutine_of(fn_or_coro, args)
-    if sched().procs == 0:
+    if load_int(&sched().procs) == 0:
         m_module.start_default()
+    coro = coroutine_of(fn_or_coro, args)
     maker = <object>mp.curg.obj if mp != NULL and mp.curg != NULL else get_running_loop()
     cdef MovingCore w = <MovingCore>World.__new__(World)
     cdef Goroutine handle = Goroutine.__new__(Goroutine)
@@ -288,7 +294,7 @@ def go(fn_or_coro, *args, name=None):
         w.home = (<MovingCore>maker).home
     handle.home = w.home
     w.coro, w.context = coro, PyContext_CopyCurrent()
-    w._closed = False
+    w.closed = False
     w.s.obj, w.s.tpos = <void *>w, -1
     gl_store_relaxed(&w.w.owner, GL_BETWEEN_MS)
     if maker is None:
@@ -350,11 +356,15 @@ cdef class Goroutine:
         return waits
 
     def __await__(self):
+        cdef bint mine
         if load_int(&self.status) == PENDING:
             loop = get_running_loop()
             if loop is None:
                 raise RuntimeError("a goroutine is awaited in a running loop; a plain thread calls result()")
-            if loop is self.world:
+            gl_lock(&self.lock)
+            mine = <PyObject *>loop == <PyObject *>self.world
+            gl_unlock(&self.lock)
+            if mine:
                 raise RuntimeError("a goroutine cannot await itself")
             fut = Join(loop=loop)
             fut.goroutine = self
@@ -366,7 +376,7 @@ cdef class Goroutine:
         if self.status == CANCELLED:
             raise CancelledError
         if self.status == FAILED:
-            self.retrieved = True
+            store_int(&self.retrieved, True)
             raise self.value
         return self.value
 
@@ -387,11 +397,11 @@ cdef class Goroutine:
     def exception(self):
         """The exception that ended it, or None. Raises asyncio.InvalidStateError while it runs, CancelledError if it was
         cancelled."""
-        if self.status == PENDING:
+        if load_int(&self.status) == PENDING:
             raise asyncio.InvalidStateError("the goroutine is not over")
         if self.status == CANCELLED:
             raise CancelledError
-        self.retrieved = True
+        store_int(&self.retrieved, True)
         return self.value if self.status == FAILED else None
 
     def cancel(self, msg=None):
@@ -403,7 +413,7 @@ cdef class Goroutine:
         if world is None:
             return False
         try:
-            if world.phase == NEW:
+            if load_int(&world.phase) == NEW:
                 store_int(&world.told_to_cancel, 1)
             world.call_soon_threadsafe(world._cancel_root, msg)
         except RuntimeError:
@@ -412,7 +422,7 @@ cdef class Goroutine:
 
     def cancelled(self):
         """Whether it ended with CancelledError."""
-        return self.status == CANCELLED
+        return load_int(&self.status) == CANCELLED
 
     def done(self):
         """Whether it is over."""
@@ -428,7 +438,17 @@ cdef class Goroutine:
 
     def get_name(self):
         """The name of its root task; None before that was made, if go() was given none."""
-        return self.name_
+        gl_lock(&self.lock)
+        name = self.name_
+        gl_unlock(&self.lock)
+        return name
+
+    cdef int set_name(self, name) except -1:
+        """Once, if go() was given none: under the lock no reference is dropped but that of None."""
+        gl_lock(&self.lock)
+        self.name_ = name
+        gl_unlock(&self.lock)
+        return 0
 
     def get_loop(self):
         """Its world, None once it is over."""
@@ -439,9 +459,10 @@ cdef class Goroutine:
         return world
 
     def __repr__(self):
-        state = ("pending", "finished", "failed", "cancelled")[self.status]
-        detail = f" exception={self.value!r}" if self.status == FAILED else ""
-        return f"<Goroutine {state} name={self.name_!r}{detail}>"
+        cdef int status = load_int(&self.status)
+        state = ("pending", "finished", "failed", "cancelled")[status]
+        detail = f" exception={self.value!r}" if status == FAILED else ""
+        return f"<Goroutine {state} name={self.get_name()!r}{detail}>"
 
     def __del__(self):
         if self.status == FAILED and not self.retrieved and not isinstance(self.value, (SystemExit, KeyboardInterrupt)):
@@ -470,7 +491,9 @@ def count():
     cdef int i
     n = 0
     for i in range(16):
+        gl_lock(&sched().all[i].lock)
         n += sched().all[i].n
+        gl_unlock(&sched().all[i].lock)
     return n
 
 

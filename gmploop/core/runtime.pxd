@@ -1,11 +1,21 @@
 from gmploop.core.g cimport G
 from gmploop.core.handle cimport TimerHandle
-from gmploop.core.poller cimport Poller
+from gmploop.core.poller cimport Poller, Watch
+
+cdef class RestWatch:
+    cdef object at_rest
+    cdef long long after_ns
+    cdef int looks              # calls of at_rest() since something has come
+    cdef Watch alive
+    cdef long long wait_ns(self, LoopCore loop)
+    cdef int waited(self, LoopCore loop, long long delay_ns) except -1
 
 cdef class LoopCore(G):
     cdef readonly Poller poller
-    cdef public bint _stopping, _closed
+    cdef public bint _stopping
+    cdef int closed                     # any thread may ask; its runner sets it
     cdef public object _task_factory
+    cdef RestWatch rest                 # None but in gmploop.run()
     cdef object task_kwargs             # {"loop": self}, made once
     cdef readonly bint own_tasks        # create_task() and create_future() give the types of task.pyx and future.pyx
     cdef bint custom_call_at            # call_later() then goes through it, as asyncio's does

@@ -38,5 +38,3 @@ cdef Task make_root_task(G loop, object coro, object context, object name)
 # Make the step for which `p` stood in the ready ring, and drop that reference. An error in what surrounds the step is
 # reported as a callback's; only SystemExit and KeyboardInterrupt are raised.
 cdef int run_task(G loop, PyObject *p) except -1
-# A world's tasks that are not done, as a list.
-cdef list tasks_of(G loop)
