@@ -23,8 +23,9 @@ Operations. A backend that `receives` also takes receives: receive(w, True) asks
   operation's own last completion ends it, and w.receive_ended() says so if it is not wanted again by then.
 - detach() returns when the kernel has let go of the socket: then it can be closed, and the peer sees the end.
 - Completions carry fd and generation, as events do: what comes for a former owner of the number reaches nobody.
-With write_batching (`batches`) send_later(w) has w.out sent by the next poll() or flush(), in order and once; the bytes
-are the batch's until w.batch_sent(n). A loop that stops flushes.
+With write_batching (`batches`) send_later(w, data) may keep data in w.out, and has it sent by the next poll() or flush()
+or within a millisecond, whichever is first, in order and once; False: the owner is to send it. The bytes are the batch's
+until w.batch_sent(n) or take_back(w). A loop that stops flushes.
 
 poll(delay_ns) pushes each watch that has events to its world's ready ring (once, events merged): <0 waits, 0 looks, >0
 waits at most so long. It releases the GIL. It returns early, without events, for a signal or a wake().
@@ -82,7 +83,8 @@ cdef class Watch:
         return 0
 
     cdef int batch_sent(self, int n) except -1:
-        """Called by a SendBatch: n bytes of `out` were sent (INT_MAX: all), or (< 0) -errno. `out` is the watch's again."""
+        """Called by a SendBatch: n bytes of `out` were sent (INT_MAX: all; GL_PENDING: none), or (< 0) -errno. `out` is the
+        watch's again."""
         return 0
 
     cdef bint is_transport(self):
@@ -133,6 +135,9 @@ cdef class Poller:
     cdef int attach(self, Watch w) except -1:
         while len(self.table) <= w.fd:
             self.table.append(None)
+        old = self.table[w.fd]
+        if old is not None and (<Watch>old).batch_at:
+            self.take_back(<Watch>old)      # the number is another file's
         self.next_gen += 1
         w.gen = self.next_gen
         w.mask = 0
@@ -197,7 +202,10 @@ cdef class Poller:
     cdef int batch_writes(self) except -1:
         return 0
 
-    cdef int send_later(self, Watch w) except -1:
+    cdef bint send_later(self, Watch w, bytes data) except -1:
+        return False
+
+    cdef int take_back(self, Watch w) except? -1:
         return 0
 
     cdef int flush(self) except -1:

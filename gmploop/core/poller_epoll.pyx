@@ -131,7 +131,7 @@ cdef class EpollPoller(Poller):
 
     cdef int poll(self, int64_t delay_ns) except -1:
         cdef int n
-        if self.batches and self.batch.waiting:
+        if self.batches and self.batch.b.n:
             self.flush()
             if gl_ring_len(&self.g.ready):      # what could not be sent has something to do
                 delay_ns = 0
@@ -158,11 +158,14 @@ cdef class EpollPoller(Poller):
         self.batches = True
         return 0
 
-    cdef int send_later(self, Watch w) except -1:
-        return self.batch.add(w)
+    cdef bint send_later(self, Watch w, bytes data) except -1:
+        return self.batch.put(w, data, gl_ring_len(&self.g.ready))
+
+    cdef int take_back(self, Watch w) except? -1:
+        return self.batch.take(w)
 
     cdef int flush(self) except -1:
-        if self.batches and not self.forked():
+        if self.batches and self.batch.b.n and not self.forked():
             self.batch.flush()
         return 0
 
@@ -206,6 +209,8 @@ cdef class EpollPoller(Poller):
     cdef int after_fork(self) except -1:
         if self.forked():
             gl_unlock(&self.wake_lock)  # a thread that is not in this process may have held it
+            if self.batches:
+                self.batch.after_fork()
         self.close_fds()
         self.broken_at = 0
         self.open()
