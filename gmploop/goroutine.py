@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from gmploop import config, world  # noqa: F401: world tells the core what it needs
 from gmploop.core import m, moving, sched
-from gmploop.core.moving import Goroutine, go
+from gmploop.core.goroutine import Goroutine
+from gmploop.core.moving import go
 
 __all__ = ["Goroutine", "Group", "blocking", "dump", "go", "lock_os_thread", "procs", "set_procs", "stats", "syscall",
            "unlock_os_thread", "yield_now"]

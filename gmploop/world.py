@@ -66,7 +66,6 @@ class World(moving.MovingCore, Loop):
 
     _clock_resolution = 1e-9
     _current_handle = None
-    _exception_handler = None
     _executor_shutdown_called = False
     _asyncgens_shutdown_called = False
     _coroutine_origin_tracking_enabled = False
@@ -129,6 +128,10 @@ class World(moving.MovingCore, Loop):
         if not self._closed:
             raise RuntimeError("Cannot close a running event loop")
 
+    def _asyncgen_firstiter_hook(self, agen):
+        self.has_asyncgens = True
+        super()._asyncgen_firstiter_hook(agen)
+
     def _ensure_self_pipe(self):
         raise RuntimeError("signal handlers are for the loop of the main thread")
 
@@ -144,34 +147,15 @@ class World(moving.MovingCore, Loop):
             if not task.cancelled() and task.exception() is not None:
                 self.call_exception_handler({"message": "unhandled exception during the end of a goroutine",
                                              "exception": task.exception(), "task": task})
-        if "_asyncgens" in self.__dict__:
+        if self.has_asyncgens:
             await self.shutdown_asyncgens()
         await self.shutdown_default_executor()
 
 
-class Join(asyncio.Future):
-    """What the awaiter of a goroutine waits on: cancelling it cancels the goroutine, and then waits on."""
-
-    goroutine = None
-
-    def cancel(self, msg=None):
-        """Cancel the goroutine."""
-        return not self.done() and self.goroutine.cancel(msg)
-
-    def over(self, goroutine):
-        if self.done():
-            return
-        if goroutine.cancelled():
-            super().cancel()
-        else:
-            self.set_result(None)
-
-
-def report_fatal(handle, exc):
+def report_fatal(home, exc):
     """SystemExit or KeyboardInterrupt in a world: they end the program as they do in asyncio.run(), through the loop from
     which the goroutines came; where that is none, SystemExit ends nothing and KeyboardInterrupt goes to the main thread.
     """
-    home = moving.home_of(handle) if handle is not None else None
     if isinstance(home, World):
         first = home.goroutine
         if first is not None:
@@ -207,7 +191,7 @@ def _before_start(procs):
     return n
 
 
-moving.configure(World, Join, report_fatal)
+moving.configure(World, report_fatal)
 m.configure(_before_start)
 sysmon.configure(report_stall)
 os.register_at_fork(after_in_child=_forget_executor)

@@ -3,8 +3,7 @@ from gmploop.core.handle cimport Handle, TimerHandle, gl_world
 
 cdef extern from "ring.h" nogil:
     ctypedef struct gl_ring:
-        size_t head
-        size_t tail
+        pass
     size_t gl_ring_len(const gl_ring *)
     int gl_ring_push(gl_ring *, size_t)
     size_t gl_ring_pop(gl_ring *)
@@ -50,7 +49,8 @@ cdef class G:
     cdef int watches        # of a world that moves: how many it has at the shared poller
     cdef gl_tasks tasks     # of ours, not done; task.pyx
     cdef gl_node world      # in a shard of the worlds that ever had such a task
-    cdef PyObject *current  # the task of ours whose step runs, borrowed; where asyncio has _current_tasks
+    cdef PyObject *current  # the task of ours whose step runs, borrowed; where asyncio has _current_tasks. The world
+                            # itself stands for its root task while nobody has asked for that
     cdef bint told          # asyncio has been told of it
     cdef unsigned char shard
     cdef bint custom_call_soon      # callbacks go through it and not directly into the ring
@@ -72,9 +72,12 @@ cdef class G:
     cdef int run_event(self, PyObject *watch) except -1
     cdef int run_turn(self, void *mp) except -1
     cdef int entered(self, void *mp) except -1
+    cdef int show_root(self) except -1
+    cdef int wake_root(self, bint mine) except -1
     cdef int set_timers(self, void *pp) except -1
     cdef int post_event(self, PyObject *watch) except -1
 
 cdef int call_in(object context, PyObject *callback, PyObject *args) except -1
 cdef int track_current(dict current_tasks) except -1
+cdef int track_steps(int (*drop)(PyObject *) except -1) except -1
 cdef int track_worlds(void (*forget)(G) noexcept) except -1

@@ -86,7 +86,7 @@ def keep_freed_memory(long trim_bytes, long mmap_bytes):
 
 
 cdef class LoopCore(G):
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):
         self._closed = True             # until _open(): __del__ of a loop whose constructor failed has nothing to close
 
     def _open(self, str poller, bint write_batching=False):

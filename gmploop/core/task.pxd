@@ -19,6 +19,7 @@ cdef class Task(Future):
     cdef int start_eagerly(self) except -1
     cdef int step(self, PyObject *exc) except -1
     cdef int step_coro(self, PyObject *exc) except -1
+    cdef int stepped(self, int status, PyObject *result, PyObject *raised) except -1
     cdef int finish(self, PyObject *result) except -1
     cdef int fail(self, PyObject *exc) except -1
     cdef int suspend(self, PyObject *on) except -1
@@ -33,10 +34,15 @@ cdef class Task(Future):
 # A new task of this world, scheduled. `coro` is a coroutine, `context` a contextvars.Context, `name` a str or None.
 # Makes no call into Python if the world runs on this thread and is not in debug mode.
 cdef Task make_task(G loop, object coro, object context, object name)
-# The same for a world that no other thread can reach yet, as its first task: calls into Python in debug mode only.
-cdef Task make_root_task(G loop, object coro, object context, object name)
+# The same, but its first step is not queued, nor is it found by all_tasks() before enlist().
+cdef Task new_task(G loop, object coro, object context, object name)
 # Make the step for which `p` stood in the ready ring, and drop that reference. An error in what surrounds the step is
 # reported as a callback's; only SystemExit and KeyboardInterrupt are raised.
 cdef int run_task(G loop, PyObject *p) except -1
+# The next number for a task's name.
+cdef unsigned long long next_number() noexcept
+# Whether asyncio's current task is looked up by the loop's hash (g.pyx), which must then be told when that step ends.
+cdef bint has_table() noexcept
+cdef int leave(G loop, Task task) except -1
 # A world's tasks that are not done, as a list.
 cdef list tasks_of(G loop)

@@ -55,12 +55,13 @@ cdef enum:
 
 ctypedef int (*visitproc)(PyObject *, void *) noexcept
 
-# For tasks that know of waiters: instead of a callback they arm a waiter with themselves and no context. This function
+# For tasks that know of waiters: instead of a callback they arm a waiter with themselves and no context. The resumer
 # makes the task's next step run in its world, from any thread, `mine` on the one that runs that world now. It returns
 # whether the world still lives: if not, what was granted goes to the next. Who drops a step so made without running it
-# calls w.abandon().
+# calls w.abandon(). It may use w.send_grant(): then the stepper makes the step, within the context given there.
 ctypedef int (*task_resumer)(object task, Waiter w, bint mine) except -1
-cdef int set_task_resumer(task_resumer f) except -1
+ctypedef int (*task_stepper)(object task, Waiter w) except -1
+cdef int set_task_hooks(task_resumer resume, task_stepper step) except -1
 
 cdef class Shared:
     cdef gl_spinlock lock           # guards queues, buffers, values; sections of a few loads and stores (waitq.h)
@@ -113,9 +114,12 @@ cdef class Waiter:
     cdef int park(self) except -1
     cdef int unpark(self) except -1
     cdef int quit(self) except -1
+    cdef bint may_arm(self, G g) noexcept
     cdef int arm(self, object callback, object context) except -1
     cdef int wake(self) except -1
+    cdef int send_grant(self, bint mine, object context) except -1
     cdef int wake_foreign(self, Grant grant) except -1
+    cdef int tell_more(self) except -1
     cdef int deliver(self) except -1
     cdef int abandon(self) except -1
     cdef int put_back(self, gl_chain *out) except -1

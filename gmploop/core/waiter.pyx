@@ -24,6 +24,7 @@ from gmploop.core.handle cimport (
     make_handle, gl_world_mine, gl_load_relaxed, gl_lock, gl_unlock, gl_spinlock, gl_monotonic, load_flags)
 from gmploop.core.g cimport G
 from gmploop.core.operation cimport thrown
+from gmploop.core.sched cimport current_m, gl_m
 
 cdef extern from *:
     """
@@ -88,16 +89,18 @@ class ChannelClosed(Exception):
 
 
 cdef task_resumer resume_task = NULL
+cdef task_stepper step_task = NULL
 
 
-cdef int set_task_resumer(task_resumer f) except -1:
-    global resume_task
-    resume_task = f
+cdef int set_task_hooks(task_resumer resume, task_stepper step) except -1:
+    global resume_task, step_task
+    resume_task, step_task = resume, step
     return 0
 
 
 cdef object running_loop():
-    return PyObject_CallNoArgs(get_running_loop)
+    cdef gl_m *mp = current_m()
+    return <object>mp.curg.obj if mp != NULL and mp.curg != NULL else PyObject_CallNoArgs(get_running_loop)
 
 
 cdef int check_blocking(str what, str instead) except -1:
@@ -354,6 +357,7 @@ cdef class Waiter:
         if state & W_OUTCOME == W_PENDING:
             raise RuntimeError("await wasn't used with future")
         self.unpark()
+        self.tell_more()
         self.clean_up()
         if not gl_wait_take(&self.state):
             raise RuntimeError("the loop was closed while this waited")
@@ -419,7 +423,7 @@ cdef class Waiter:
 
     cdef int forget_callback(self) except -1:
         """When it was called and no queue holds the waiter, where entries() might find it."""
-        if self.delivered and self.stage == ENDED:
+        if self.stage == ENDED and (self.delivered or self.context is None):
             self.callback = self.context = None
         return 0
 
@@ -484,8 +488,16 @@ cdef class Waiter:
             self.more = kept
         return removed
 
+    cdef bint may_arm(self, G g) noexcept:
+        """A task of this world has got it from its coroutine, as a future is got: it may arm it with itself."""
+        cdef bint may = self.stage == PARKED and self.blocking and self.g is g and self.callback is None
+        if may:
+            self.blocking = False
+        return may
+
     cdef int arm(self, object callback, object context) except -1:
-        """Set whom to wake: a callback with its context, or a task of ours with None. By the waiter's own thread."""
+        """Set whom to wake: a callback with its context, or with None a task of ours, or a world in the place of its root
+        task. By the waiter's own thread."""
         if self.stage != PARKED:
             raise RuntimeError("not awaited, or over")
         if self.callback is not None:
@@ -533,24 +545,27 @@ cdef class Waiter:
         """Its outcome is decided and it is armed. From any thread. Returns 0 if its loop is closed."""
         cdef G g = self.g
         cdef bint mine
-        cdef Grant grant
         if self.sem != NULL:
             PyThread_release_lock(self.sem)
             return 1
         mine = g is not None and gl_world_mine(&g.w)
         if self.context is None:
             return resume_task(self.callback, self, mine)
-        grant = Grant.__new__(Grant)
+        return self.send_grant(mine, self.context)
+
+    cdef int send_grant(self, bint mine, object context) except -1:
+        cdef G g = self.g
+        cdef Grant grant = Grant.__new__(Grant)
         grant.w = self
         if mine:
-            g.enqueue(grant, (), self.context)
+            g.enqueue(grant, (), context)
             return 1
         if g is None:
             return self.wake_foreign(grant)
         if g.gone():
             grant.fired = True
             return 0
-        g.post(make_handle(grant, (), self.context))
+        g.post(make_handle(grant, (), context))
         if g.gone():                # close() may have emptied the inbox before the post
             g.purge()
         return 1
@@ -581,14 +596,22 @@ cdef class Waiter:
             raise error
         return 0
 
-    cdef int deliver(self) except -1:
-        callback, more = self.callback, self.more
-        self.delivered, self.more = True, None
+    cdef int tell_more(self) except -1:
+        more, self.more = self.more, None
         if more is not None:
             for other, context in more:
                 self.loop.call_soon(other, self, context=context)
+        return 0
+
+    cdef int deliver(self) except -1:
+        callback = self.callback
+        self.delivered = True
+        self.tell_more()
         if callback is not None:
-            callback(self)
+            if self.context is None:
+                step_task(callback, self)
+            else:
+                callback(self)
         return self.forget_callback()
 
     # -- in a plain thread
@@ -674,6 +697,8 @@ cdef class Grant:
     @property
     def __self__(self):
         """The task, for reports of slow callbacks."""
+        if self.w.context is None and self.w.callback is not None:
+            return self.w.callback
         return getattr(self.w.callback, "__self__", self.w)
 
     def __repr__(self):
