@@ -73,7 +73,7 @@ cdef class G:
     cdef int run_turn(self, void *mp) except -1
     cdef int entered(self, void *mp) except -1
     cdef int show_root(self) except -1
-    cdef int wake_root(self, bint mine) except -1
+    cdef int wake_root(self, bint mine, bint next) except -1
     cdef int set_timers(self, void *pp) except -1
     cdef int post_event(self, PyObject *watch) except -1
 

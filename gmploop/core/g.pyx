@@ -266,9 +266,9 @@ cdef class G:
         """Make a task object of the root coroutine, if it has none."""
         return 0
 
-    cdef int wake_root(self, bint mine) except -1:
-        """What the root coroutine, without a task object, waits for has come. `mine`: on the M that runs it now.
-        Returns 1."""
+    cdef int wake_root(self, bint mine, bint next) except -1:
+        """What the root coroutine, without a task object, waits for has come. `mine`: on the M that runs it now. `next`:
+        handed over, it goes before what is in the queue. Returns 1."""
         return 1
 
     cdef int entered(self, void *mp) except -1:

@@ -70,14 +70,14 @@ cdef class Goroutine:
             for entry in <list>waiters:
                 self.tell(entry)
         elif waiters is not None:
-            (<G>waiters).wake_root(False)
+            (<G>waiters).wake_root(False, False)
         return 0
 
     cdef int tell(self, object entry) except -1:
         """`entry` is a world whose root coroutine waits, a Join, or (loop or None, callback, context or None)."""
         cdef Join join
         if isinstance(entry, G):
-            (<G>entry).wake_root(False)
+            (<G>entry).wake_root(False, False)
         elif type(entry) is Join:
             join = <Join>entry
             if gl_wait_decide(&join.state, W_GRANTED, 0) == 2:

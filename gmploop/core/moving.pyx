@@ -33,6 +33,7 @@ from gmploop.core import m as m_module
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
+    object PyObject_CallOneArg(object, object)
     int PyContext_Enter(object) except -1
     int PyContext_Exit(object) except -1
     bint PyCoro_CheckExact(object)
@@ -47,12 +48,19 @@ cdef extern from *:
     """
     /* A new object without a call of its type. */
     static PyObject *gl_new(PyTypeObject *type, PyObject *no_args) { return type->tp_new(type, no_args, NULL); }
+    /* Instances are made and freed by the thousand, in all threads: without a finaliser, and without counting how many
+     * there are, for which all threads would write to one place. The count that was asked for makes it immortal. */
+    static void gl_lighten(PyTypeObject *type) {
+        type->tp_finalize = NULL;
+        Py_SET_REFCNT((PyObject *)type, PY_SSIZE_T_MAX / 2);
+    }
     /* Whether a call makes a coroutine: 1, or 0. */
     static int gl_makes_coroutine(PyObject *fn) {
         return PyFunction_Check(fn) && ((PyCodeObject *)PyFunction_GET_CODE(fn))->co_flags & CO_COROUTINE;
     }
     """
     object gl_new(type, tuple)
+    void gl_lighten(type)
     bint gl_makes_coroutine(object)
 
 cdef extern from "world.h" nogil:
@@ -83,12 +91,10 @@ def configure(world_type, fatal):
     SystemExit or KeyboardInterrupt ends a callback."""
     global World, report_fatal
     World, report_fatal = world_type, fatal
+    gl_lighten(World)
 
 
 cdef class MovingCore(LoopCore):
-    def __del__(self):
-        """In the place of asyncio's, which would cost more than the rest of a small world: it closes itself."""
-
     # -- for the M that runs it
 
     cdef int run_turn(self, void *m) except -1:
@@ -162,12 +168,12 @@ cdef class MovingCore(LoopCore):
         Py_INCREF(self)
         return self.push_entry(<size_t><PyObject *>self | 3)
 
-    cdef int wake_root(self, bint mine) except -1:
+    cdef int wake_root(self, bint mine, bint next) except -1:
         if mine:
             return self.push_root() + 1
         take_int(&self.woken, 1)        # not a plain store: the state is read after it, see run_turn()
         if gl_g_notify(&self.s.state):
-            self.wake()
+            gl_ready(sched(), current_m(), &self.s, next)
         return 1
 
     cdef int step_root(self) except -1:
@@ -319,7 +325,7 @@ cdef class MovingCore(LoopCore):
         return 0
 
     cdef int entered(self, void *mp) except -1:
-        set_running_loop(self)
+        PyObject_CallOneArg(set_running_loop, self)
         return 0
 
     cdef int run_event(self, PyObject *watch) except -1:
