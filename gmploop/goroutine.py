@@ -137,11 +137,23 @@ def dump(file: Any = None) -> None:
         world = handle.get_loop()
         for task in asyncio.all_tasks(world) if world is not None else ():
             task.print_stack(file=file)
+        if (root := moving.root_coroutine(handle)) is not None:
+            _print_stack(root, file)
     frames = sys._current_frames()
     for ident, name in m.threads().items():
         print(f"\n{name}:" if ident in frames else f"\n{name} waits", file=file)
         if ident in frames:
             traceback.print_stack(frames[ident], file=file)
+
+
+def _print_stack(coro: Any, file: Any) -> None:
+    """Of a coroutine that waits and has no task."""
+    frames = []
+    while coro is not None:
+        if (frame := getattr(coro, "cr_frame", None)) is not None:
+            frames.append((frame, frame.f_lineno))
+        coro = getattr(coro, "cr_await", None)
+    print("".join(traceback.StackSummary.extract(frames).format()), end="", file=file)
 
 
 async def end_goroutines(home: Any, timeout: float | None) -> None:

@@ -196,8 +196,8 @@ def _run_unlocked(main: Any, debug: bool | None, procs: int | None, timeout: flo
     try:
         return handle.result()
     except asyncio.CancelledError:
-        if handle.fatal is not None:  # sys.exit() in another goroutine
-            raise handle.fatal from None
+        if (fatal := goroutine.world.fatal.pop(handle, None)) is not None:  # sys.exit() in another goroutine
+            raise fatal from None
         raise
     except KeyboardInterrupt:
         if not handle.done():

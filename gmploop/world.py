@@ -99,7 +99,8 @@ class World(moving.MovingCore, Loop):
         self._debug = maker.get_debug()
         self._exception_handler = maker.get_exception_handler()
         self._task_factory = maker.get_task_factory()
-        self.slow_callback_duration = maker.slow_callback_duration
+        if maker.slow_callback_duration != World.slow_callback_duration:
+            self.slow_callback_duration = maker.slow_callback_duration
 
     # -- the shared executor
 
@@ -152,6 +153,9 @@ class World(moving.MovingCore, Loop):
         await self.shutdown_default_executor()
 
 
+fatal = weakref.WeakKeyDictionary()     # goroutine from which others came: SystemExit or KeyboardInterrupt of one of them
+
+
 def report_fatal(home, exc):
     """SystemExit or KeyboardInterrupt in a world: they end the program as they do in asyncio.run(), through the loop from
     which the goroutines came; where that is none, SystemExit ends nothing and KeyboardInterrupt goes to the main thread.
@@ -159,7 +163,7 @@ def report_fatal(home, exc):
     if isinstance(home, World):
         first = home.goroutine
         if first is not None:
-            first.fatal = exc
+            fatal[first] = exc
             first.cancel()
     elif home is not None and not home.is_closed():
         home.call_soon_threadsafe(_raise, exc)

@@ -1,5 +1,5 @@
 from cpython.object cimport PyObject
-from gmploop.core.handle cimport Handle, TimerHandle, gl_world
+from gmploop.core.handle cimport Handle, TimerHandle, flag, gl_world
 
 cdef extern from "ring.h" nogil:
     ctypedef struct gl_ring:
@@ -46,14 +46,14 @@ cdef class G:
     cdef PyObject *inbox    # newest first list of Handles linked by `next`; pushed by CAS, taken whole by the owner
     cdef PyObject *taken    # what the owner took from there and has not queued yet, oldest first; mostly empty
     cdef gl_pool *pool      # handles kept for reuse: a locked world's own, or its M's while one runs it; may be NULL
-    cdef int watches        # of a world that moves: how many it has at the shared poller
     cdef gl_tasks tasks     # of ours, not done; task.pyx
     cdef gl_node world      # in a shard of the worlds that ever had such a task
     cdef PyObject *current  # the task of ours whose step runs, borrowed; where asyncio has _current_tasks. The world
                             # itself stands for its root task while nobody has asked for that
-    cdef bint told          # asyncio has been told of it
+    cdef int watches        # of a world that moves: how many it has at the shared poller
+    cdef flag told          # asyncio has been told of `current`
     cdef unsigned char shard
-    cdef bint custom_call_soon      # callbacks go through it and not directly into the ring
+    cdef flag custom_call_soon      # callbacks go through it and not directly into the ring
     cdef long waits         # operations at channels, locks and the like that wait in this world (waiter.pyx)
     cdef object __weakref__
     cdef int push_entry(self, size_t entry) except -1

@@ -1,5 +1,5 @@
 from gmploop.core.g cimport G
-from gmploop.core.handle cimport gl_spinlock
+from gmploop.core.handle cimport flag, gl_spinlock
 
 cdef enum:
     PENDING = 0
@@ -13,11 +13,10 @@ cdef class Goroutine:
     cdef object value               # result, or exception
     cdef object name_               # of the root task; None until somebody asks, if go() was given none
     cdef object maker               # the loop that ran go(), for its exception handler
-    cdef public object fatal        # SystemExit or KeyboardInterrupt of a goroutine whose home this one's world is
     cdef object __weakref__
     cdef gl_spinlock lock           # guards what is above, and status while that is PENDING
-    cdef bint started               # its root coroutine has begun
-    cdef bint retrieved             # somebody has seen the exception
+    cdef flag started               # its root coroutine has begun
+    cdef flag retrieved             # somebody has seen the exception
     cdef int status
     cdef str name(self)
     cdef int finish(self, int status, object value) except -1

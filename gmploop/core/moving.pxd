@@ -1,5 +1,6 @@
 from cpython.object cimport PyObject
 from gmploop.core.goroutine cimport Goroutine
+from gmploop.core.handle cimport flag
 from gmploop.core.runtime cimport LoopCore
 from gmploop.core.task cimport Task
 
@@ -28,8 +29,8 @@ cdef class MovingCore(LoopCore):
     cdef int told_to_cancel         # 1: before the root task was there; 2: and begin() has done it
     cdef unsigned int inner         # tasks that were made beside it
     cdef unsigned char phase, status
-    cdef bint parked                # `woken` will be set
-    cdef public bint has_asyncgens
+    cdef flag parked                # `woken` will be set
+    cdef public flag has_asyncgens
     cdef int begin(self) except -1
     cdef int die(self) except -1
     cdef int run_entries(self, void *m) except -1

@@ -467,6 +467,12 @@ def go(fn_or_coro, *args, name=None):
     return handle
 
 
+def root_coroutine(Goroutine handle not None):
+    """Of a goroutine whose root task nobody has asked for; else None. To look at, from any thread."""
+    w = handle.get_loop()
+    return (<MovingCore>w).coro if w is not None else None
+
+
 def count():
     """How many goroutines are not over."""
     cdef int i

@@ -1,15 +1,15 @@
 from gmploop.core.g cimport G
-from gmploop.core.handle cimport TimerHandle
+from gmploop.core.handle cimport TimerHandle, flag
 from gmploop.core.poller cimport Poller
 
 cdef class LoopCore(G):
     cdef readonly Poller poller
-    cdef public bint _stopping, _closed
+    cdef public flag _stopping, _closed
     cdef public object _task_factory
     cdef object task_kwargs             # {"loop": self}, made once
-    cdef readonly bint own_tasks        # create_task() and create_future() give the types of task.pyx and future.pyx
-    cdef bint custom_call_at            # call_later() then goes through it, as asyncio's does
-    cdef bint custom_time               # a subclass overrides time(): virtual clocks
+    cdef readonly flag own_tasks        # create_task() and create_future() give the types of task.pyx and future.pyx
+    cdef flag custom_call_at            # call_later() then goes through it, as asyncio's does
+    cdef flag custom_time               # a subclass overrides time(): virtual clocks
     cdef unsigned int skipped, skip     # turns since the last poll; how many may pass while work is ready
     cdef unsigned int empty_polls
     cdef unsigned long long polled_at   # gl_ticks() of the last poll

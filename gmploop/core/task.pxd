@@ -1,6 +1,7 @@
 from cpython.object cimport PyObject
 from gmploop.core.future cimport Future
 from gmploop.core.g cimport G, gl_node
+from gmploop.core.handle cimport flag
 
 cdef class Task(Future):
     cdef PyObject *coro
@@ -11,7 +12,7 @@ cdef class Task(Future):
     cdef gl_node node           # in its world's list while not done
     cdef unsigned long long number
     cdef int cancels
-    cdef bint must_cancel, quiet    # quiet: not _log_destroy_pending
+    cdef flag must_cancel, quiet    # quiet: not _log_destroy_pending
     cdef int start(self, object coro, object context, object name) except -1
     cdef int enlist(self) except -1
     cdef bint runs_here(self) except -1

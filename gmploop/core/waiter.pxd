@@ -1,7 +1,7 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 from gmploop.core.g cimport G, gl_ring
-from gmploop.core.handle cimport gl_spinlock
+from gmploop.core.handle cimport flag, gl_spinlock
 
 cdef extern from "waitq.h" nogil:
     enum: W_OUTCOME, W_PENDING, W_GRANTED, W_CLOSED, W_CANCELLED, W_EXPIRED, W_ARMED, W_TAKEN, W_INDEX_SHIFT
@@ -83,17 +83,16 @@ cdef class Shared:
 cdef class Waiter:
     cdef int state                  # waitq.h; decided by any thread, once
     cdef unsigned char stage        # NEW, PARKED, ENDED; this and all below by the waiter's own thread
-    cdef bint blocking              # _asyncio_future_blocking
-    cdef bint delivered             # the callback was called
+    cdef flag own                   # the loop is a G
+    cdef flag blocking              # _asyncio_future_blocking
+    cdef flag delivered             # the callback was called
     cdef gl_wnode node
     cdef Shared at                  # what it waits at (a select: nothing)
-    cdef G g                        # the world, if it is one of ours; else `loop` says which
     cdef object loop
-    cdef object callback, context   # whom to wake; published by ARMED
+    cdef object callback, context   # whom to wake; published by ARMED. Of a plain thread its identity
     cdef list more                  # further callbacks, with contexts
     cdef object message             # of a cancel
     cdef void *sem                  # a plain thread waits by this
-    cdef unsigned long thread
     cdef object __weakref__
 
     cdef int begin(self, bint park) except -1
@@ -129,7 +128,7 @@ cdef class Waiter:
 
 cdef class Grant:
     cdef Waiter w
-    cdef bint fired
+    cdef flag fired
 
 cdef int flush(gl_chain *) except -1
 cdef object running_loop()

@@ -338,16 +338,16 @@ cdef class Waiter:
             raise RuntimeError("no running event loop")
         self.loop = loop
         if isinstance(loop, G):
-            self.g = <G>loop
-            gl_count(&self.g.waits, 1)
+            self.own = True
+            gl_count(&(<G>loop).waits, 1)
         self.stage = PARKED
         self.blocking = True
         return 0
 
     cdef int unpark(self) except -1:
         self.stage = ENDED
-        if self.g is not None:
-            gl_count(&self.g.waits, -1)
+        if self.own:
+            gl_count(&(<G>self.loop).waits, -1)
         return 0
 
     cdef object finish(self):
@@ -490,7 +490,7 @@ cdef class Waiter:
 
     cdef bint may_arm(self, G g) noexcept:
         """A task of this world has got it from its coroutine, as a future is got: it may arm it with itself."""
-        cdef bint may = self.stage == PARKED and self.blocking and self.g is g and self.callback is None
+        cdef bint may = self.stage == PARKED and self.blocking and self.loop is g and self.callback is None
         if may:
             self.blocking = False
         return may
@@ -543,18 +543,17 @@ cdef class Waiter:
 
     cdef int wake(self) except -1:
         """Its outcome is decided and it is armed. From any thread. Returns 0 if its loop is closed."""
-        cdef G g = self.g
         cdef bint mine
         if self.sem != NULL:
             PyThread_release_lock(self.sem)
             return 1
-        mine = g is not None and gl_world_mine(&g.w)
+        mine = self.own and gl_world_mine(&(<G>self.loop).w)
         if self.context is None:
             return resume_task(self.callback, self, mine)
         return self.send_grant(mine, self.context)
 
     cdef int send_grant(self, bint mine, object context) except -1:
-        cdef G g = self.g
+        cdef G g = <G>self.loop if self.own else None
         cdef Grant grant = Grant.__new__(Grant)
         grant.w = self
         if mine:
@@ -640,7 +639,7 @@ cdef class Waiter:
         if self.sem == NULL:
             raise MemoryError()
         PyThread_acquire_lock_timed(self.sem, 0, 0)
-        self.thread = PyThread_get_thread_ident()
+        self.callback = PyThread_get_thread_ident()
         gl_wait_arm(&self.state)
         while load_flags(&self.state) & W_OUTCOME == W_PENDING:
             if timeout >= 0:
@@ -819,7 +818,9 @@ def waiting():
         callback = <object>found[i].callback
         Py_DECREF(w)
         Py_DECREF(callback)
-        result.append((w, w.where(found[i].index), w.operation(), w.loop, w.thread if w.sem != NULL else callback))
+        if isinstance(callback, G):         # in the place of its root task
+            callback = callback.goroutine
+        result.append((w, w.where(found[i].index), w.operation(), w.loop, callback))
     PyMem_RawFree(found)
     return result
 
@@ -834,11 +835,11 @@ def forget_lost():
     one, were running: gmploop's do not go on in the child."""
     cdef unsigned long me = PyThread_get_thread_ident()
     cdef Waiter w
-    for w, _, _, _, _ in waiting():
+    for w, _, _, _, who in waiting():
         if w.sem != NULL:
-            lost = w.thread != me
-        elif w.g is not None:
-            lost = gl_load_relaxed(&w.g.w.owner) != 0
+            lost = who != me
+        elif w.own:
+            lost = gl_load_relaxed(&(<G>w.loop).w.owner) != 0
         else:
             lost = getattr(w.loop, "_thread_id", None) not in (None, me)
         if lost:
