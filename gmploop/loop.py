@@ -11,6 +11,7 @@ import selectors
 import socket
 import ssl
 import sys
+import weakref
 from asyncio import (base_events, constants, events, format_helpers, futures, protocols, tasks, trsock, unix_events)
 from asyncio.log import logger
 
@@ -339,11 +340,30 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
             if resume_reading:
                 transp.resume_reading()
 
+    def _start_serving(self, protocol_factory, sock, sslcontext=None, server=None, *options):
+        # asyncio's weak set finds abandoned transports, which the poller holds here. Ten times as dear as a set.
+        if isinstance(getattr(server, "_clients", None), weakref.WeakSet):
+            server._clients = set(server._clients)
+        super()._start_serving(protocol_factory, sock, sslcontext, server, *options)
+
     def _accept_connection(self, protocol_factory, sock, sslcontext=None, server=None, backlog=100,
                            ssl_handshake_timeout=constants.SSL_HANDSHAKE_TIMEOUT,
                            ssl_shutdown_timeout=constants.SSL_SHUTDOWN_TIMEOUT, context=None):
         # context: since Python 3.15; each connection gets a copy of it. Earlier Pythons neither give nor take it.
         more = () if context is None else (context,)
+        options = sslcontext, server, backlog, ssl_handshake_timeout, ssl_shutdown_timeout, *more
+        try:
+            if (sslcontext is None and not self._debug and type(self)._serve_connection is Loop._serve_connection
+                    and stream.accepts(sock)):
+                stream.accept_connections(self, self.poller, sock, protocol_factory, server, backlog + 1, context)
+            else:
+                self._accept_each(protocol_factory, sock, *options)
+        except OSError as exc:
+            if exc.errno not in _OUT_OF_RESOURCES:
+                raise
+            self._accept_later(exc, protocol_factory, sock, *options)
+
+    def _accept_each(self, protocol_factory, sock, sslcontext, server, backlog, *options):
         for _ in range(backlog + 1):
             try:
                 conn, address = sock.accept()
@@ -351,14 +371,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
                 continue
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError as exc:
-                if exc.errno not in _OUT_OF_RESOURCES:
-                    raise
-                self._accept_later(exc, protocol_factory, sock, sslcontext, server, backlog, ssl_handshake_timeout,
-                                   ssl_shutdown_timeout, *more)
-                return
-            self._serve_connection(protocol_factory, conn, address, sslcontext, server, backlog,
-                                   ssl_handshake_timeout, ssl_shutdown_timeout, *more)
+            self._serve_connection(protocol_factory, conn, address, sslcontext, server, backlog, *options)
 
     def _serve_connection(self, protocol_factory, conn, address, sslcontext, server, backlog, ssl_handshake_timeout,
                           ssl_shutdown_timeout, context=None):

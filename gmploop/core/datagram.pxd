@@ -1,9 +1,4 @@
-from gmploop.core.transport cimport Transport
-
-cdef extern from "<sys/socket.h>":
-    ctypedef unsigned int socklen_t
-    struct sockaddr_storage:
-        pass
+from gmploop.core.transport cimport Transport, sockaddr_storage, socklen_t
 
 cdef class DatagramTransport(Transport):
     cdef object queue               # deque of (bytes, address) not sent yet
@@ -17,7 +12,6 @@ cdef class DatagramTransport(Transport):
     cdef int flushed(self) except -1
     cdef int rewatch(self) except -1
     cdef int read_one(self) except -1
-    cdef object odd_address(self, sockaddr_storage *a, socklen_t size)
     cdef int deliver(self, data, address) except -1
     cdef int failed(self, exc, str message) except -1
     cdef int send_one(self, data, address) except -1

@@ -14,10 +14,10 @@ from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
 from libc.errno cimport errno, EAGAIN, EINTR
 import sys
 from gmploop.core.g cimport G
+from gmploop.core.transport cimport AF_INET, AF_INET6, address_of, sockaddr, sockaddr_storage, socklen_t
 from gmploop.core.poller cimport (
     Poller, uint32_t, EV_IN, EV_OUT, EV_ERR, EV_HUP, EV_START, EV_LEVEL, RBUF)
 
@@ -29,32 +29,10 @@ cdef extern from "Python.h":
 cdef extern from *:
     """
     #include <sys/socket.h>
-    #include <netinet/in.h>
-    #include <arpa/inet.h>
-    #include <string.h>
     #ifndef MSG_NOSIGNAL
     #define MSG_NOSIGNAL 0
     #endif
-    /* The address as the socket module gives it; NULL without an error where only the socket module knows how. */
-    static PyObject *gl_address(const struct sockaddr_storage *a) {
-        char text[INET6_ADDRSTRLEN];
-        if (a->ss_family == AF_INET) {
-            const struct sockaddr_in *in = (const struct sockaddr_in *)a;
-            if (!inet_ntop(AF_INET, &in->sin_addr, text, sizeof text)) return NULL;
-            return Py_BuildValue("(si)", text, ntohs(in->sin_port));
-        }
-        if (a->ss_family == AF_INET6) {
-            const struct sockaddr_in6 *in = (const struct sockaddr_in6 *)a;
-            if (!inet_ntop(AF_INET6, &in->sin6_addr, text, sizeof text)) return NULL;
-            return Py_BuildValue("(siII)", text, ntohs(in->sin6_port), ntohl(in->sin6_flowinfo),
-                                 (unsigned int)in->sin6_scope_id);
-        }
-        return NULL;
-    }
     """
-    struct sockaddr:
-        pass
-    PyObject *gl_address(const sockaddr_storage *)
     Py_ssize_t recvfrom(int, void *, size_t, int, sockaddr *, socklen_t *)
     Py_ssize_t c_send "send"(int, const void *, size_t, int)
     Py_ssize_t c_sendto "sendto"(int, const void *, size_t, int, const sockaddr *, socklen_t)
@@ -66,7 +44,6 @@ cdef enum:
 
 cdef type shown_class = None
 cdef str datagram_received = "datagram_received"
-cdef bint abstract_names = sys.platform == "linux"
 # What stock does with an empty datagram: up to 3.12 sendto() drops it.
 cdef bint sends_empty = sys.version_info >= (3, 13)
 
@@ -84,8 +61,8 @@ cdef class DatagramTransport(Transport):
     def __init__(self, G loop not None, Poller poller not None, sock, protocol, address=None, waiter=None, extra=None):
         self.address = address
         self.queue = deque()
-        self.setup(loop, poller, sock, protocol, waiter, extra, None, None)
-        self.connected = bool(self.extra["peername"])
+        self.setup(loop, poller, sock.fileno(), sock, protocol, waiter, extra, None, None)
+        self.connected = bool(self.get_extra_info("peername"))
 
     @property
     def __class__(self):
@@ -136,7 +113,6 @@ cdef class DatagramTransport(Transport):
         cdef sockaddr_storage a
         cdef socklen_t size = sizeof(a)
         cdef Py_ssize_t n
-        cdef PyObject *known
         n = recvfrom(self.fd, buf, RBUF, MSG_DONTWAIT, <sockaddr *>&a, &size)
         if n < 0:
             if errno == EAGAIN or errno == EINTR:
@@ -147,25 +123,11 @@ cdef class DatagramTransport(Transport):
                 self.failed(exc, "Fatal read error on datagram transport")
             return 1
         data = PyBytes_FromStringAndSize(buf, n)
-        known = gl_address(&a) if size else NULL
-        if known != NULL:
-            address = <object>known
-            Py_DECREF(address)
+        address = address_of(&a, size)
+        if size and (a.ss_family == AF_INET or a.ss_family == AF_INET6):
             self.last_address, self.last_sockaddr, self.last_len = address, a, size
-        else:
-            address = self.odd_address(&a, size)
         self.deliver(data, address)
         return 1
-
-    cdef object odd_address(self, sockaddr_storage *a, socklen_t size):
-        # Unix sockets: a path, an abstract name (bytes), or nothing. The path begins two bytes behind on the BSDs too.
-        cdef char *path = <char *>a + 2
-        cdef Py_ssize_t n = <Py_ssize_t>size - 2
-        if n <= 0:
-            return None if size == 0 else ""
-        if path[0] == 0 and abstract_names:
-            return PyBytes_FromStringAndSize(path, n)
-        return path[:n].split(b"\0")[0].decode(sys.getfilesystemencoding(), "surrogateescape")
 
     cdef int deliver(self, data, address) except -1:
         context = self.context

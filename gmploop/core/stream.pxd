@@ -1,7 +1,11 @@
-from gmploop.core.g cimport gl_ring
-from gmploop.core.transport cimport Transport
+from gmploop.core.g cimport G, gl_ring
+from gmploop.core.poller cimport Poller
+from gmploop.core.transport cimport Transport, sockaddr_storage, socklen_t
 
 cdef class SocketTransport(Transport):
+    cdef int accepted(self, G loop, Poller poller, int conn, int family, int proto, sockaddr_storage *a,
+                      socklen_t size, protocol, server, context) except -1
+    cdef int shut_down(self) except -1
     cdef bytes unread               # comes before what the socket has: start_tls() gives it back, a poller received it
     cdef object empty_waiter        # sendfile waits for an empty buffer
     cdef gl_ring wbuf               # exact bytes objects, each a reference

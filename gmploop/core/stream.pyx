@@ -14,15 +14,18 @@ bit is asked for from the first time on that a send would block. With write_batc
 loop polls (batch.pyx), at most OUT_MAX bytes of it; whatever else is done with the transport sends it first.
 """
 cimport cython
+import _socket
+import socket
 import sys
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING, PyBytes_GET_SIZE, PyBytes_CheckExact
 from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBUF_CONTIG_RO
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
-from libc.errno cimport errno, EAGAIN, EINTR
+from libc.errno cimport errno, EAGAIN, ECONNABORTED, EINTR
 from gmploop.core.g cimport G, gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_at, gl_ring_free
 from gmploop.core.handle cimport gl_world_mine
+from gmploop.core.transport cimport AF_INET, AF_INET6, AF_UNIX, sockaddr, sockaddr_storage, socklen_t
 from gmploop.core.poller cimport Poller, uint32_t, EV_IN, EV_PRI, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, \
     EV_AGAIN, RBUF
 
@@ -41,6 +44,27 @@ cdef extern from *:
     #define MSG_NOSIGNAL 0
     #endif
     #define set_errno(e) (errno = (e))
+    #include <fcntl.h>
+    #include <unistd.h>
+    static int gl_accept(int fd, struct sockaddr *a, socklen_t *size) {
+    #if defined(SOCK_NONBLOCK) && defined(SOCK_CLOEXEC)
+        return accept4(fd, a, size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    #else
+        int conn = accept(fd, a, size);
+        if (conn >= 0) {
+            fcntl(conn, F_SETFD, FD_CLOEXEC);
+            fcntl(conn, F_SETFL, fcntl(conn, F_GETFL) | O_NONBLOCK);
+        }
+        return conn;
+    #endif
+    }
+    static PyObject *gl_get(PyObject *descriptor, PyObject *of) {
+        return Py_TYPE(descriptor)->tp_descr_get(descriptor, of, (PyObject *)Py_TYPE(of));
+    }
+    static void gl_nodelay(int fd) {
+        int on = 1;
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    }
     """
     struct iovec:
         void *iov_base
@@ -51,8 +75,13 @@ cdef extern from *:
     Py_ssize_t recv(int, void *, size_t, int)
     Py_ssize_t send(int, const void *, size_t, int)
     Py_ssize_t sendmsg(int, const msghdr *, int)
-    int MSG_NOSIGNAL, MSG_DONTWAIT, AF_UNIX
+    int shutdown(int, int)
+    int MSG_NOSIGNAL, MSG_DONTWAIT, SHUT_WR, SOCK_STREAM, IPPROTO_TCP
     void set_errno(int)
+    int gl_accept(int, sockaddr *, socklen_t *)
+    object gl_get(object, object)
+    void gl_nodelay(int)
+    int c_close "close"(int)
 
 from libc.string cimport memcpy, memset
 
@@ -92,7 +121,17 @@ cdef class SocketTransport(Transport):
     def __init__(self, G loop not None, Poller poller not None, sock, protocol, waiter=None, extra=None, server=None,
                  context=None):
         self.more = sock.family == AF_UNIX
-        self.setup(loop, poller, sock, protocol, waiter, extra, server, context)
+        self.setup(loop, poller, sock.fileno(), sock, protocol, waiter, extra, server, context)
+
+    cdef int accepted(self, G loop, Poller poller, int conn, int family, int proto, sockaddr_storage *a,
+                      socklen_t size, protocol, server, context) except -1:
+        """The constructor, for a connection without a socket object."""
+        self.more = family == AF_UNIX
+        self.family, self.type, self.proto = <short>family, <short>SOCK_STREAM, <short>proto
+        if family != AF_UNIX and (proto == 0 or proto == IPPROTO_TCP):
+            gl_nodelay(conn)
+        self.note_peer(a, size)
+        return self.setup(loop, poller, conn, None, protocol, None, None, server, context)
 
     @property
     def __class__(self):
@@ -589,9 +628,14 @@ cdef class SocketTransport(Transport):
                 self.empty_waiter.set_exception(exc)
         return 0
 
+    cdef int shut_down(self) except -1:
+        if shutdown(self.fd, SHUT_WR) < 0:
+            PyErr_SetFromErrno(OSError)
+        return 0
+
     cdef int shutdown_write(self) except -1:
         try:
-            self.sock.shutdown(1)
+            self.shut_down()
         except OSError as exc:
             self.fatal(exc, "Fatal error: shutdown() of the socket failed")
         return 0
@@ -604,7 +648,7 @@ cdef class SocketTransport(Transport):
         self.send_out()
         self.eof_sent = True
         if not self.wsize:
-            self.sock.shutdown(1)
+            self.shut_down()
 
     def can_write_eof(self):
         return True
@@ -639,3 +683,57 @@ cdef class SocketTransport(Transport):
             poller.attach(self)
             if self.started:
                 self.start_watching()
+
+
+# -- servers
+
+# Plain numbers, where the properties of socket.socket make enumerations of them.
+cdef object socket_family = _socket.socket.family
+cdef object socket_type = _socket.socket.type
+cdef object socket_proto = _socket.socket.proto
+
+
+def accepts(sock):
+    """Whether accept_connections() can take the connections of this listening socket."""
+    if type(sock) is not socket.socket or <int>gl_get(socket_type, sock) != SOCK_STREAM:
+        return False
+    cdef int family = gl_get(socket_family, sock)
+    return family == AF_INET or family == AF_INET6 or family == AF_UNIX
+
+
+def accept_connections(G loop not None, Poller poller not None, sock, factory, server, int most, context):
+    """Accept what waits at a listening socket, `most` connections at most, and make a transport with a protocol of the
+    factory for each. The socket object of a connection is made when somebody asks for it. OSError as accept() has it;
+    an error of the factory goes to loop._accept_failed(), and the connection is closed."""
+    cdef sockaddr_storage a
+    cdef socklen_t size
+    cdef SocketTransport t
+    cdef int listener, conn, i
+    cdef int family = gl_get(socket_family, sock), proto = gl_get(socket_proto, sock)
+    for i in range(most):
+        listener = sock.fileno()
+        if listener < 0:                    # a factory closed the server
+            return
+        size = sizeof(a)
+        conn = gl_accept(listener, <sockaddr *>&a, &size)
+        if conn < 0:
+            if errno == ECONNABORTED:
+                continue
+            if not would_block():
+                PyErr_SetFromErrno(OSError)
+            return
+        own = protocol = t = None
+        try:
+            if context is None:
+                protocol = factory()
+            else:
+                own = context.copy()
+                protocol = own.run(factory)
+            t = SocketTransport.__new__(SocketTransport)
+            t.accepted(loop, poller, conn, family, proto, &a, size, protocol, server, own)
+        except BaseException as exc:
+            if t is None or not t.born:
+                c_close(conn)
+            if isinstance(exc, (SystemExit, KeyboardInterrupt)):
+                raise
+            loop._accept_failed(exc, protocol, t if t is not None and t.born else None)

@@ -1,11 +1,27 @@
 from gmploop.core.g cimport G
 from gmploop.core.poller cimport Watch, Poller, uint32_t
 
+cdef extern from "<sys/socket.h>":
+    ctypedef unsigned int socklen_t
+    struct sockaddr:
+        pass
+    struct sockaddr_storage:
+        int ss_family
+    int AF_INET, AF_INET6, AF_UNIX
+
+cdef enum:
+    PEER_MAX = 28                   # bytes: sizeof(struct sockaddr_in6)
+
+cdef object address_of(sockaddr_storage *a, socklen_t size)
+
 cdef class Transport(Watch):
-    cdef object sock
+    cdef object sock                # None until somebody asks for it, where the core accepted the connection
     cdef object protocol
     cdef object server
-    cdef dict extra
+    cdef dict extra                 # None until it holds something
+    cdef bytes name                 # at the end: the socket's own address, raw
+    cdef char peer[PEER_MAX]        # the peer's address, raw ...
+    cdef unsigned char peer_len     # ... and its length in bytes; 0: see `extra`
     cdef object context             # of reads: a copy of the creator's
     cdef object wcontext            # of what buffered data leads to: a copy of that in which buffering began
     cdef object made                # connection_made, until it is called
@@ -16,8 +32,15 @@ cdef class Transport(Watch):
     cdef int conn_lost              # connection_lost is scheduled, or has run; further counts are writes after it
     cdef bint protocol_paused, closing, paused, started
     cdef bint given_context         # create_server() or create_connection() was given the context to use
+    cdef bint born                  # the constructor has run
     cdef bint gone                  # connection_lost has run and the socket is closed
-    cdef int setup(self, G loop, Poller poller, sock, protocol, waiter, extra, server, context) except -1
+    cdef short family, type, proto  # of the socket object to be made, as the listening socket's
+    cdef int setup(self, G loop, Poller poller, int fd, sock, protocol, waiter, extra, server, context) except -1
+    cdef int note_peer(self, sockaddr_storage *a, socklen_t size) except -1
+    cdef object socket_object(self)
+    cdef object sockname(self)
+    cdef object peername(self)
+    cdef dict info(self)
     cdef uint32_t wanted(self)
     cdef int start_watching(self) except -1
     cdef int send_out(self) except -1

@@ -13,10 +13,15 @@ later, and resume_writing, in a copy of the one in which buffering began. A cont
 used for all of it, as it is.
 """
 cimport cython
+import _socket
 import socket
 import sys
 import warnings
+from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
 from libc.errno cimport EBADF
+from libc.string cimport memcpy
 from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
 from gmploop.core.poller cimport EV_START
 
@@ -27,7 +32,8 @@ cdef extern from "Python.h":
 
 cdef extern from *:
     """
-    #include <sys/socket.h>
+    #include "address.h"
+    #include <unistd.h>
     /* macOS: writing to a connection that is gone sends no signal. Elsewhere MSG_NOSIGNAL says so with each call. */
     static void gl_no_sigpipe(int fd) {
     #ifdef SO_NOSIGPIPE
@@ -39,6 +45,10 @@ cdef extern from *:
     }
     """
     void gl_no_sigpipe(int)
+    PyObject *gl_address(const sockaddr_storage *)
+    int getpeername(int, sockaddr *, socklen_t *)
+    int getsockname(int, sockaddr *, socklen_t *)
+    int c_close "close"(int) nogil
 
 cdef enum:
     LOG_LOST_WRITES = 5     # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
@@ -48,6 +58,8 @@ cdef enum:
 cdef object TransportSocket = None
 cdef object logger = None
 cdef bint server_takes_transport = sys.version_info >= (3, 13)
+cdef int non_blocking = getattr(socket, "SOCK_NONBLOCK", 0)
+cdef bint abstract_names = sys.platform == "linux"
 
 
 def configure(transport_socket, log):
@@ -56,43 +68,79 @@ def configure(transport_socket, log):
     TransportSocket, logger = transport_socket, log
 
 
+cdef object address_of(sockaddr_storage *a, socklen_t size):
+    """The address as the socket module gives it. Of Internet and Unix sockets."""
+    cdef PyObject *known = gl_address(a) if size else NULL
+    if known != NULL:
+        address = <object>known
+        Py_DECREF(address)
+        return address
+    # Unix sockets: a path, an abstract name (bytes), or nothing. The path begins two bytes behind on the BSDs too.
+    cdef char *path = <char *>a + 2
+    cdef Py_ssize_t n = <Py_ssize_t>size - 2
+    if n <= 0:
+        return None if size == 0 else ""
+    if path[0] == 0 and abstract_names:
+        return PyBytes_FromStringAndSize(path, n)
+    return path[:n].split(b"\0")[0].decode(sys.getfilesystemencoding(), "surrogateescape")
+
+
+cdef bint known_family(int family):
+    return family == AF_INET or family == AF_INET6 or family == AF_UNIX
+
+
 cdef class Transport(Watch):
     """A socket's transport; see the subclasses."""
 
-    cdef int setup(self, G loop, Poller poller, sock, protocol, waiter, extra, server, context) except -1:
+    cdef int setup(self, G loop, Poller poller, int fd, sock, protocol, waiter, extra, server, context) except -1:
+        """Take the socket: a socket object, or None and the bare descriptor."""
+        cdef sockaddr_storage a
+        cdef socklen_t size = sizeof(a)
         self.made = protocol.connection_made        # what is no protocol is refused before the socket is ours
-        self.fd = sock.fileno()
+        self.fd = fd
         self.g = loop
         gl_no_sigpipe(self.fd)
         self.sock = sock
         self.waiter = waiter
-        self.extra = extra if extra is not None else {}
-        if "peername" not in self.extra:
-            try:
-                self.extra["peername"] = sock.getpeername()
-            except OSError:
-                self.extra["peername"] = None
+        self.extra = extra if extra else None
+        if not self.peer_len and (self.extra is None or "peername" not in self.extra):
+            if getpeername(fd, <sockaddr *>&a, &size) == 0:
+                self.note_peer(&a, size)
         self.server = server
         self.high, self.low = HIGH_WATER, HIGH_WATER // 4
         self.given_context = context is not None
         self.context = context if self.given_context else PyContext_CopyCurrent()
         self.use_protocol(protocol)
-        if isinstance(sock, socket.socket):
-            sock._io_refs += 1      # who closes the socket object does not take the fd away from under the transport
-        poller.attach(self)
         if server is not None:
             server._attach(self) if server_takes_transport else server._attach()
+        if isinstance(sock, socket.socket):
+            sock._io_refs += 1      # who closes the socket object does not take the fd away from under the transport
+        self.born = True
+        poller.attach(self)
         self.push(EV_START)
         return 0
 
+    cdef int note_peer(self, sockaddr_storage *a, socklen_t size) except -1:
+        """Remember the peer's address; what is made of it is made when somebody asks."""
+        if 0 < size <= PEER_MAX and known_family(a.ss_family):
+            memcpy(self.peer, a, size)
+            self.peer_len = <unsigned char>size
+        elif known_family(a.ss_family):
+            self.info()["peername"] = address_of(a, size)
+        elif self.sock is not None:
+            try:
+                self.info()["peername"] = self.sock.getpeername()
+            except OSError:
+                pass
+        return 0
+
     def __del__(self):
-        if self.sock is not None and not self.gone:
+        if self.born and not self.gone:
             try:
                 warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
             finally:
                 if self.poller is not None:
                     self.poller.detach(self)
-                self.gone = True
                 self.close_socket()
                 self.detach_server()
 
@@ -177,17 +225,45 @@ cdef class Transport(Watch):
             self.note_sockname()
             if self.poller is not None:
                 self.poller.detach(self)
-            self.gone = True
             self.close_socket()
             self.detach_server()
             self.ended()
         return 0
 
     cdef int close_socket(self) except -1:
-        if isinstance(self.sock, socket.socket):
-            self.sock._decref_socketios()
-        self.sock.close()
+        """Once: `gone` says who did it, for somebody in another thread who asks for the socket."""
+        cdef int fd = self.fd
+        with cython.critical_section(self):
+            self.gone = True
+            sock = self.sock
+        if sock is None:
+            with nogil:             # the listening socket may have passed its SO_LINGER on
+                c_close(fd)
+            return 0
+        if isinstance(sock, socket.socket):
+            sock._decref_socketios()
+        sock.close()
         return 0
+
+    cdef object socket_object(self):
+        """The socket object, made if need be. Everything between the look at `gone` and the end is C code, so that
+        with the GIL nobody closes the descriptor meanwhile, and without it the critical section says so."""
+        with cython.critical_section(self):
+            sock = self.sock
+            if sock is None:
+                sock = socket.socket.__new__(socket.socket)
+                sock._closed, sock._io_refs = self.gone, 0
+                if not self.gone:
+                    _socket.socket.__init__(sock, self.family, self.type | non_blocking, self.proto, self.fd)
+                    if self.gone or self.sock is not None:      # an audit hook let other threads in
+                        sock.detach()
+                        sock = self.sock
+                    else:
+                        self.sock = sock
+                        sock._io_refs = 1
+        if not non_blocking and not self.gone and sock.gettimeout() != 0:
+            sock.settimeout(0)
+        return sock
 
     cdef int lose_soon(self, object exc) except -1:
         self.g.call_soon(self._call_connection_lost, exc, context=self.context if self.given_context else None)
@@ -350,28 +426,66 @@ cdef class Transport(Watch):
         return self.protocol
 
     def note_sockname(self):
-        if "sockname" not in self.extra:
+        """Before the socket is closed: what get_extra_info() answers afterwards."""
+        cdef sockaddr_storage a
+        cdef socklen_t size = sizeof(a)
+        if self.extra is not None and "sockname" in self.extra:
+            return
+        if getsockname(self.fd, <sockaddr *>&a, &size) == 0:
+            if known_family(a.ss_family):
+                self.name = PyBytes_FromStringAndSize(<char *>&a, size)
+            else:
+                self.info()["sockname"] = self.sockname()
+
+    cdef object sockname(self):
+        cdef sockaddr_storage a
+        cdef socklen_t size = sizeof(a)
+        cdef int failed
+        with cython.critical_section(self):
+            name = self.name
+            failed = self.gone or getsockname(self.fd, <sockaddr *>&a, &size)
+        if name is not None:
+            size = len(name)
+            memcpy(&a, PyBytes_AS_STRING(name), size)
+        elif failed:
+            return None
+        elif not known_family(a.ss_family):
             try:
-                self.extra["sockname"] = self.sock.getsockname()
+                return self.socket_object().getsockname()
             except OSError:
-                self.extra["sockname"] = None
+                return None
+        return address_of(&a, size)
+
+    cdef object peername(self):
+        cdef sockaddr_storage a
+        if not self.peer_len:
+            return None
+        memcpy(&a, self.peer, self.peer_len)
+        return address_of(&a, self.peer_len)
+
+    cdef dict info(self):
+        with cython.critical_section(self):
+            if self.extra is None:
+                self.extra = {}
+        return self.extra
 
     def get_extra_info(self, name, default=None):
-        if name == "sockname":
-            self.note_sockname()
-        elif name == "socket" and "socket" not in self.extra:
-            self.extra["socket"] = TransportSocket(self.sock)
-        return self.extra.get(name, default)
+        cdef dict info = self.info()
+        if name == "peername" or name == "sockname" or name == "socket":
+            if name not in info:
+                info[name] = (self.peername() if name == "peername" else self.sockname() if name == "sockname" else
+                              TransportSocket(self.socket_object()))
+        return info.get(name, default)
 
     @property
     def _extra(self):
-        self.get_extra_info("socket")
-        self.note_sockname()
+        for name in ("peername", "socket", "sockname"):
+            self.get_extra_info(name)
         return self.extra
 
     @property
     def _sock(self):
-        return None if self.gone else self.sock
+        return None if self.gone else self.socket_object()
 
     @property
     def _sock_fd(self):
