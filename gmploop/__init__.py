@@ -20,38 +20,30 @@ from gmploop.sync import (
 )
 
 if TYPE_CHECKING:
+    from gmploop.deadlock import DeadlockError
     from gmploop.goroutine import (
         Goroutine,
         Group,
         blocking,
         dump,
+        events,
         go,
         lock_os_thread,
         procs,
+        record_events,
         set_procs,
         stats,
         syscall,
         unlock_os_thread,
         yield_now,
     )
+    from gmploop.isolated import start_server, start_unix_server
 
-_GOROUTINES = [
-    "Goroutine",
-    "Group",
-    "blocking",
-    "dump",
-    "go",
-    "lock_os_thread",
-    "procs",
-    "set_procs",
-    "stats",
-    "syscall",
-    "unlock_os_thread",
-    "yield_now",
-]
-__all__ = ["Loop", "install", "new_event_loop", "poller_name", "run", *_GOROUTINES]
+__all__ = ["Loop", "install", "new_event_loop", "poller_name", "run"]
+__all__ += ["Goroutine", "Group", "blocking", "dump", "events", "go", "lock_os_thread", "procs", "record_events"]
+__all__ += ["set_procs", "start_server", "start_unix_server", "stats", "syscall", "unlock_os_thread", "yield_now"]
 __all__ += ["Channel", "ChannelClosed", "Event", "Mutex", "Once", "RWMutex", "Semaphore", "WaitGroup", "WouldBlock"]
-__all__ += ["select", "select_blocking"]
+__all__ += ["DeadlockError", "select", "select_blocking"]
 __version__ = "0.1.0"
 
 if sys.version_info < (3, 16):  # asyncio has policies until then
@@ -66,11 +58,15 @@ if not TYPE_CHECKING:
             from gmploop.policy import uvicorn_worker
 
             return uvicorn_worker()
-        if name in _GOROUTINES:  # likewise: not every program has goroutines
-            from gmploop import goroutine
+        if name in __all__:  # likewise: not every program has goroutines
+            from gmploop import goroutine, isolated
 
-            globals().update({each: getattr(goroutine, each) for each in _GOROUTINES})
-            return globals()[name]
+            if name == "DeadlockError":
+                from gmploop.deadlock import DeadlockError as value
+            else:
+                value = getattr(isolated if name in isolated.__all__ else goroutine, name)
+            globals()[name] = value
+            return value
         if name == "fs":  # likewise: not every program reads files
             import gmploop.fs
 

@@ -13,9 +13,15 @@ An option given in code wins over the environment, which wins over the default.
 | procs | 1 to 256 | usable CPUs without the GIL, else 1 | GMPLOOP_PROCS | see resolve_procs() |
 | preempt | "handoff", "observe" | "handoff" | GMPLOOP_DEBUG="preempt=observe" | see sysmon_duties() |
 | stall_ms | 0 (off) to 3600000 | 100 | GMPLOOP_DEBUG="stall_ms=100" | asyncio's slow_callback_duration |
+| retake_ms | 0 (off) to 3600000 | 10 | GMPLOOP_DEBUG="retake_ms=10" | Go's: a callback may keep its P so long |
+| latepoll_ms | 0 (off) to 3600000 | 10 | GMPLOOP_DEBUG="latepoll_ms=10" | Go's: nobody has looked for events so long |
+| queue_ms | 0 (off) to 3600000 | 1 | GMPLOOP_DEBUG="queue_ms=1" | measured: a queue or a timer waits so long |
+| nap_ms | 1 to 3600000 | 1, more under a small CPU quota | GMPLOOP_DEBUG="nap_ms=1" | see sysmon_duties() |
 | schedtrace | ms, 0 (off) to 3600000 | 0 | GMPLOOP_DEBUG="schedtrace=1000" | Go's |
 | replicas | from 1 on | `serve`: as procs | | see gmploop/replicas.py |
 | scheddetail | 0, 1 | 0 | GMPLOOP_DEBUG="schedtrace=1000,scheddetail=1" | Go's |
+| sigquit | 0, 1 | 0 | GMPLOOP_DEBUG="sigquit=1" | run() then has SIGQUIT print dump(); off, it ends the process as ever |
+| events | 0, 1 | 0 | GMPLOOP_DEBUG="events=1" | gmploop.record_events() |
 """
 
 import functools
@@ -34,8 +40,14 @@ DEBUG_KEYS = {  # key of GMPLOOP_DEBUG -> what each of its values means, or the 
     "asyncio": _SWITCH,
     "preempt": {"handoff": "handoff", "observe": "observe"},
     "stall_ms": _MS,
+    "retake_ms": _MS,
+    "latepoll_ms": _MS,
+    "queue_ms": _MS,
+    "nap_ms": _MS[1:],
     "schedtrace": _MS,
     "scheddetail": _SWITCH,
+    "sigquit": _SWITCH,
+    "events": _SWITCH,
 }
 
 
@@ -76,6 +88,11 @@ def resolve_debug(value: bool | None = None) -> bool | None:
     if not isinstance(value, int):  # 0 and 1 pass, as they do in asyncio
         raise TypeError(f"debug takes None, True or False, not {value!r}")
     return bool(value)
+
+
+def dumps_on_sigquit() -> bool:
+    """Whether gmploop.run() has SIGQUIT print gmploop.dump(). Raises ValueError for a bad GMPLOOP_DEBUG."""
+    return parse_debug(os.environ.get("GMPLOOP_DEBUG", "")).get("sigquit", False)
 
 
 def resolve_write_batching(value: bool | None = None) -> bool:
@@ -151,12 +168,16 @@ def makes_own_tasks() -> bool:
 MAX_PROCS = 256  # what the core has room for
 SPIN_NS = 20_000  # how long a thread looks for work before it sleeps: about what waking one costs; measured
 BACKLOG_NS = 5_000  # queued work from which on another thread is woken: waking one costs 4 to 14 us; measured
+REST_MS = 100  # a run that has nothing to do for so long is looked at: can it ever go on? guessed
 SHUTDOWN_S = 10.0  # how long run() waits at its end for goroutines that it has cancelled; guessed
 
 RETAKE_MS = 10  # a callback may keep its P so long; Go's
 POLL_MS = 10  # nobody has looked for events so long; Go's
 QUEUE_MS = 1  # a queue waits so long behind one callback before another thread is woken; measured
 STALL_MS = 100  # a callback that runs so long is counted, and logged in debug mode; asyncio's slow_callback_duration
+NAP_MIN_NS = 20_000  # between two looks while something happens; Go's
+NAP_QUOTA_MS = 50  # at most, under however small a quota: a tenth of a second is what people notice; guessed
+WORLD_TLS_BYTES = 32 << 10  # what a goroutine's TLS connections read into: two records; each has such a buffer; guessed
 NAP_MAX_MS = 1  # between two looks while a P is busy: 10 ms (Go's) make the p99 beside a blocker 18 ms; measured
 
 
@@ -187,13 +208,19 @@ def resolve_procs(value: int | None = None) -> int:
 
 
 def sysmon_duties() -> dict[str, Any]:
-    """The times of sysmon's duties in ns (0: switched off), from the figures above and GMPLOOP_DEBUG."""
+    """The times of sysmon's duties in ns (0: switched off), from the figures above and GMPLOOP_DEBUG.
+
+    Where a quota leaves less than one CPU, naps are longer, in inverse proportion to it: a look takes about 5 us, so that
+    watching costs 0.5 % of what there is. Callbacks that block are then noticed so much later.
+    """
     ms = 1_000_000
     debug = parse_debug(os.environ.get("GMPLOOP_DEBUG", ""))
-    # Under a small CPU quota watching must not eat it up.
-    nap_ms = NAP_MAX_MS if usable_cpus_fraction() >= 1 else RETAKE_MS
-    return {"retake_ns": RETAKE_MS * ms, "poll_ns": POLL_MS * ms, "queue_ns": QUEUE_MS * ms,
-            "stall_ns": debug.get("stall_ms", STALL_MS) * ms, "nap_max_ns": nap_ms * ms,
+    longer = max(1.0, 1 / usable_cpus_fraction())
+    nap_ms = debug.get("nap_ms") or min(math.ceil(NAP_MAX_MS * longer), NAP_QUOTA_MS)
+    nap_min_ns = NAP_MIN_NS if longer == 1 else nap_ms * ms
+    return {"retake_ns": debug.get("retake_ms", RETAKE_MS) * ms, "poll_ns": debug.get("latepoll_ms", POLL_MS) * ms,
+            "queue_ns": debug.get("queue_ms", QUEUE_MS) * ms, "stall_ns": debug.get("stall_ms", STALL_MS) * ms,
+            "nap_min_ns": nap_min_ns, "nap_max_ns": nap_ms * ms,
             "trace_ns": debug.get("schedtrace", 0) * ms, "observe": debug.get("preempt") == "observe",
             "detail": debug.get("scheddetail", False)}
 

@@ -7,18 +7,19 @@ program works in one goroutine; objects of asyncio (tasks, futures, locks, queue
 import asyncio
 import logging
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from gmploop import config, world  # noqa: F401: world tells the core what it needs
+from gmploop import config, deadlock, sync, world  # noqa: F401: world tells the core what it needs
 from gmploop.core import m, moving, sched
 from gmploop.core.goroutine import Goroutine
 from gmploop.core.moving import go
 
-__all__ = ["Goroutine", "Group", "blocking", "dump", "go", "lock_os_thread", "procs", "set_procs", "stats", "syscall",
-           "unlock_os_thread", "yield_now"]
+__all__ = ["Goroutine", "Group", "blocking", "dump", "events", "go", "lock_os_thread", "procs", "record_events",
+           "set_procs", "stats", "syscall", "unlock_os_thread", "yield_now"]
 
 _T = TypeVar("_T")
 
@@ -116,49 +117,94 @@ def set_procs(n: int) -> None:
 
 
 def stats() -> dict[str, Any]:
-    """Counters of the scheduler since the process began, with a list `per_proc` of one dict for each P."""
-    return sched.counters() | {"goroutines": moving.count()}
+    """Counters of the scheduler since the process began, with a list `per_proc` of one dict for each P.
+
+    `latency_ns` of a P counts how long goroutines were runnable before that P ran them: {nanoseconds: how many waited
+    less than that, and not less than the key before}, of one wait in eight. `latency_p50_ns` and `latency_p99_ns` are of
+    all Ps together, None while nothing has run. From any thread.
+    """
+    counts = sched.counters() | {"goroutines": moving.count()}
+    waits: dict[int, int] = {}
+    for row in counts["per_proc"]:
+        for below, n in row["latency_ns"].items():
+            waits[below] = waits.get(below, 0) + n
+    return counts | {"latency_p50_ns": percentile(waits, 50), "latency_p99_ns": percentile(waits, 99)}
+
+
+def percentile(buckets: dict[int, int], percent: int) -> int | None:
+    """The upper end of the bucket in which it lies."""
+    left = sum(buckets.values()) * percent / 100
+    for below, n in sorted(buckets.items()):
+        left -= n
+        if left <= 0:
+            return below
+    return None
+
+
+def record_events(on: bool = True) -> None:
+    """Begin, or end, to write down what becomes of goroutines, Ps and Ms, for events().
+
+    While it is on each transition costs about 50 ns. From any thread.
+    """
+    sched.record_events(on)
+
+
+def events() -> list[tuple[int, str, int | None, int | None, int | None]]:
+    """What record_events() or GMPLOOP_DEBUG=events=1 has written down: (time, kind, goroutine, P, M), oldest first.
+
+    The time is time.monotonic_ns()'s. The kind is "G ", "P " or "M " and the new state: idle, runnable, running,
+    blocked, dead of a G; idle, running, incall, dead of a P; running, spinning, parked, polling, orphan, dead of an M.
+    The goroutine is the id() of its loop, the P and the M (the thread gmploop-M1 is 1) are numbers; None where there is
+    none. Of each P, and of what happened without one, the newest 8192 are kept. Nobody is stopped while they are read:
+    one that is being written then is left out. From any thread.
+    """
+    return sched.events()
 
 
 def dump(file: Any = None) -> None:
-    """Write who runs and who waits, as Go does for SIGQUIT: the scheduler's state, each goroutine with where its tasks
-    stand, and what each thread does. To `file`, sys.stderr if None. From any thread.
+    """Write who runs and who waits for what, as Go does for SIGQUIT: the scheduler's state, each goroutine with its
+    tasks, the other loops from which goroutines came or in which somebody waits for them, and what each thread does. To
+    `file`, sys.stderr if None. From any thread; in a signal handler too.
 
-    On SIGQUIT: signal.signal(signal.SIGQUIT, lambda *_: gmploop.dump()).
+    GMPLOOP_DEBUG=sigquit=1 has run() do it on SIGQUIT (Ctrl-\\).
     """
     file = file or sys.stderr
     counts = stats()
     rows = counts.pop("per_proc")
+    for row in rows:
+        del row["latency_ns"]
     print("gmploop:", " ".join(f"{key}={value}" for key, value in counts.items()), file=file)
     for row in rows:
         print("  P", " ".join(f"{key}={value}" for key, value in row.items()), file=file)
-    for handle in moving.all_goroutines():
-        print(f"\n{handle!r}", file=file)
-        world = handle.get_loop()
-        for task in asyncio.all_tasks(world) if world is not None else ():
-            task.print_stack(file=file)
-        if (root := moving.root_coroutine(handle)) is not None:
-            _print_stack(root, file)
+    moving.show_roots()
+    waits = sync.waiting()
+    loops = {asyncio._get_running_loop(): None} | {wait.loop: None for wait in waits}
+    handles = moving.all_goroutines()
+    worlds = {handle.get_loop(): handle for handle in handles}
+    loops |= {moving.home_of(handle): None for handle in handles}
+    for loop, handle in [*((loop, None) for loop in loops if loop not in worlds), *worlds.items()]:
+        if loop is None:
+            continue
+        print(f"\n{handle or loop!r}", file=file)
+        for task in asyncio.all_tasks(loop):
+            print(f"task {task.get_name()!r}, {deadlock.describe(task)}", file=file)
+    for wait in waits:
+        if wait.loop is None:
+            print(f"\n{wait.who!r} waits in {wait.operation} for {wait.object!r}", file=file)
     frames = sys._current_frames()
-    for ident, name in m.threads().items():
+    names = {thread.ident: thread.name for thread in threading.enumerate()} | m.threads()
+    for ident, name in names.items():
         print(f"\n{name}:" if ident in frames else f"\n{name} waits", file=file)
         if ident in frames:
             traceback.print_stack(frames[ident], file=file)
 
 
-def _print_stack(coro: Any, file: Any) -> None:
-    """Of a coroutine that waits and has no task."""
-    frames = []
-    while coro is not None:
-        if (frame := getattr(coro, "cr_frame", None)) is not None:
-            frames.append((frame, frame.f_lineno))
-        coro = getattr(coro, "cr_await", None)
-    print("".join(traceback.StackSummary.extract(frames).format()), end="", file=file)
-
-
 async def end_goroutines(home: Any, timeout: float | None) -> None:
     """Cancel what go() has started from the loop `home` and from its goroutines, and wait for it up to `timeout` s."""
     deadline = None if timeout is None else time.monotonic() + timeout
+    servers = list(getattr(home, "_isolated", None) or ())
+    for server in servers:
+        server.hold()
     while left := moving.all_goroutines(home):
         for handle in left:
             handle.cancel()
@@ -166,6 +212,8 @@ async def end_goroutines(home: Any, timeout: float | None) -> None:
         _, late = await asyncio.wait(waiting, timeout=deadline and max(0, deadline - time.monotonic()))
         if late:
             break
+    for server in servers:
+        server.sweep()
     if left := [handle for handle in left if not handle.done()]:
         logging.getLogger("asyncio").warning("%d goroutines did not end within %s seconds: %s", len(left), timeout,
                                              ", ".join(map(repr, left)))

@@ -105,8 +105,10 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
     False. write_batching: whether small writes of a turn leave together when it ends (Linux).
     """
 
+    _ended_by = None        # an exception with which run_forever() shall end
     _files = None           # what gmploop.fs does its work with, once it was used
     _tls_buffer = None      # what TLS connections read into, once there is one
+    _tls_buffer_size = None         # bytes; as much as asyncio reads at once
 
     def __init__(self, *, poller="auto", debug=None, write_batching=None):
         poller = config.resolve_poller(poller)
@@ -144,6 +146,14 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         finally:
             if wakeup:
                 self._return_wakeup_fd()
+        if self._ended_by is not None:
+            exc, self._ended_by = self._ended_by, None
+            raise exc
+
+    def _end_by(self, exc):
+        """Have run_forever() end with an exception."""
+        self._ended_by = exc
+        self.stop()
 
     def close(self):
         """Close the loop. It must not run. Callbacks that are queued are dropped."""
@@ -152,6 +162,8 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         if self._closed:
             return
         try:
+            for server in self._isolated or ():
+                server.cancel()
             if self._files is not None:
                 self._files.close()
             super().close()
@@ -355,7 +367,10 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         try:
             if (sslcontext is None and not self._debug and type(self)._serve_connection is Loop._serve_connection
                     and stream.accepts(sock)):
-                stream.accept_connections(self, self.poller, sock, protocol_factory, server, backlog + 1, context)
+                if isinstance(protocol_factory, sharing.Isolating):
+                    protocol_factory.accept(sock, server, backlog + 1, context)
+                else:
+                    stream.accept_connections(self, self.poller, sock, protocol_factory, server, backlog + 1, context)
             else:
                 self._accept_each(protocol_factory, sock, *options)
         except OSError as exc:
@@ -380,18 +395,23 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         conn.setblocking(False)
         options = {"extra": {"peername": address}, "server": server}
         if sslcontext:
-            options |= {"sslcontext": sslcontext, "server_side": True, "waiter": self.create_future(),
-                        "ssl_handshake_timeout": ssl_handshake_timeout,
+            options |= {"sslcontext": sslcontext, "server_side": True, "ssl_handshake_timeout": ssl_handshake_timeout,
                         "ssl_shutdown_timeout": ssl_shutdown_timeout}
+        serve = self._serve_accepted
+        if isinstance(protocol_factory, sharing.Isolating):
+            protocol_factory, serve = None, protocol_factory.serve
         if context is None:
-            self._serve_accepted(protocol_factory, conn, **options)
+            serve(protocol_factory, conn, **options)
         else:
             own = context.copy()
-            own.run(self._serve_accepted, protocol_factory, conn, context=own, **options)
+            own.run(serve, protocol_factory, conn, context=own, **options)
 
-    def _serve_accepted(self, protocol_factory, conn, waiter=None, **options):
+    def _serve_accepted(self, protocol_factory, conn, sslcontext=None, **options):
         """Without a task for each connection, as asyncio makes one; what fails is told as there, in debug mode."""
-        protocol = transport = None
+        protocol = transport = waiter = None
+        if sslcontext:
+            waiter = self.create_future()
+            options["sslcontext"] = sslcontext
         try:
             protocol = protocol_factory()
             make = self._make_ssl_transport if waiter is not None else self._make_socket_transport

@@ -2,13 +2,14 @@
 
 import asyncio
 import sys
+import threading
 from asyncio import events
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, overload
 
-from gmploop import config
+from gmploop import config, signals
 from gmploop.core import sched
 from gmploop.loop import Loop
 
@@ -127,6 +128,10 @@ def run(
     """
     if procs is not None:
         procs = config.resolve_procs(procs)
+    if config.dumps_on_sigquit():
+        signals.dump_on_sigquit()
+    if sched.procs():
+        signals.serve_goroutines()
     if not isinstance(lock_main, bool):
         raise TypeError(f"lock_main takes True or False, not {lock_main!r}")
     if shutdown_timeout is not None and not isinstance(shutdown_timeout, (int, float)):
@@ -159,17 +164,49 @@ def run(
             if procs is not None:
                 _goroutines().set_procs(procs)
             try:
-                return runner.run(main)
+                return _run_main(runner, main)
             finally:
                 _end_goroutines(runner.get_loop(), shutdown_timeout)
     finally:
         asyncio.set_event_loop(None)
 
 
+def _run_main(runner: asyncio.Runner, main: Any) -> Any:
+    """runner.run(main), unless it can never go on."""
+    loop = runner.get_loop()
+    if not isinstance(loop, Loop) or threading.current_thread() is not threading.main_thread():
+        return runner.run(main)
+    run = None
+
+    def at_rest():
+        nonlocal run
+        if run is None:
+            run = _deadlock().Run(main)
+        return run.at_rest(loop)
+
+    loop._watch_rest(at_rest, config.REST_MS * 1_000_000)
+    try:
+        result = runner.run(main)
+    except asyncio.CancelledError:
+        if run is None or run.error is None:
+            raise
+    finally:
+        loop._watch_rest(None, 0)
+    if run is not None and run.error is not None:
+        raise run.error from None
+    return result
+
+
 def _goroutines() -> Any:
     from gmploop import goroutine  # not every program has goroutines
 
     return goroutine
+
+
+def _deadlock() -> Any:
+    from gmploop import deadlock  # not before a run might need it
+
+    return deadlock
 
 
 def _end_goroutines(loop: asyncio.AbstractEventLoop, timeout: float | None) -> None:
@@ -193,18 +230,25 @@ def _run_unlocked(main: Any, debug: bool | None, procs: int | None, timeout: flo
             await goroutine.end_goroutines(asyncio.get_running_loop(), timeout)
 
     handle = goroutine.go(in_a_world(), name="main")
+    run = None
+    if threading.current_thread() is threading.main_thread():
+        run = _deadlock().Run(main)
     try:
-        return handle.result()
+        result = handle.result() if run is None else run.wait_for(handle)
     except asyncio.CancelledError:
         if (fatal := goroutine.world.fatal.pop(handle, None)) is not None:  # sys.exit() in another goroutine
             raise fatal from None
-        raise
+        if run is None or run.error is None:
+            raise
     except KeyboardInterrupt:
         if not handle.done():
             handle.cancel()
             with suppress(asyncio.CancelledError):
                 handle.result()
         raise
+    if run is not None and run.error is not None:
+        raise run.error from None
+    return result
 
 
 def poller_name() -> str:

@@ -301,13 +301,35 @@ def _make_acceptor():
     return Acceptor()
 
 
+class Isolating:
+    """A protocol factory's stand-in that makes a world for each connection: isolated.Isolated."""
+
+    @staticmethod
+    def of(loop, factory, isolate):
+        if not isinstance(isolate, bool):
+            raise TypeError(f"isolate takes True or False, not {isolate!r}")
+        if not isolate:
+            return factory
+        from gmploop.isolated import Isolated       # not every program has goroutines
+
+        return Isolated(loop, factory)
+
+
 class SharingLoop:
-    """The part of Loop that has to do with being one of several replicas."""
+    """The part of Loop that has to do with servers: isolated connections, and being one of several replicas."""
 
     _seats = None           # the server's socket -> its seat
+    _isolated = None        # what makes worlds for the connections of its servers, once there is such a server
 
-    async def create_server(self, protocol_factory, host=None, port=None, *, sock=None, start_serving=True, **options):
-        """As asyncio's. In a run of replicas those that ask for the same address share one listening socket."""
+    async def create_server(self, protocol_factory, host=None, port=None, *, sock=None, start_serving=True,
+                            isolate=False, **options):
+        """As asyncio's. In a run of replicas those that ask for the same address share one listening socket.
+
+        isolate: whether each connection is a goroutine: the factory is called, and the protocol lives, in a world of
+        its own, which moves between threads and ends when connection_lost has run and no task is left. See
+        gmploop.start_server() for what that means.
+        """
+        protocol_factory = Isolating.of(self, protocol_factory, isolate)
         replica, create = current(), super().create_server
         if replica is None or (sock is None) == (host is None and port is None):     # the latter it refuses
             return await create(protocol_factory, host, port, sock=sock, start_serving=start_serving, **options)
@@ -323,8 +345,13 @@ class SharingLoop:
         address = "tcp", hosts, port, options.get("family")
         return await self._share(address, port in (0, None, "0"), None, bind, start_serving)
 
-    async def create_unix_server(self, protocol_factory, path=None, *, sock=None, start_serving=True, **options):
-        """As asyncio's. In a run of replicas those that ask for the same path share one listening socket."""
+    async def create_unix_server(self, protocol_factory, path=None, *, sock=None, start_serving=True, isolate=False,
+                                 **options):
+        """As asyncio's. In a run of replicas those that ask for the same path share one listening socket.
+
+        isolate: as in create_server().
+        """
+        protocol_factory = Isolating.of(self, protocol_factory, isolate)
         replica, create = current(), super().create_unix_server
         if replica is None or (path is None) == (sock is None):
             return await create(protocol_factory, path, sock=sock, start_serving=start_serving, **options)
@@ -408,6 +435,8 @@ class SharingLoop:
     def _start_serving(self, protocol_factory, sock, *options, context=None):
         if context is not None:             # since Python 3.15, as the last of the options
             options += context,
+        if isinstance(protocol_factory, Isolating):
+            protocol_factory.sockets.add(sock)
         seat = self._seats.get(sock) if self._seats else None
         if seat is None:
             super()._start_serving(protocol_factory, sock, *options)
@@ -415,6 +444,9 @@ class SharingLoop:
             seat.start(protocol_factory, *options)
 
     def _stop_serving(self, sock):
+        for isolated in self._isolated or ():
+            if sock in isolated.sockets:
+                isolated.stopped(sock)
         seat = self._seats.get(sock) if self._seats else None
         if seat is None:
             super()._stop_serving(sock)

@@ -3,8 +3,8 @@
 The operating system tells a process of a signal, and Python runs signal handlers in the main thread alone. A loop
 outside a distribution does what asyncio's does: only the main thread's takes handlers, a wakeup descriptor wakes it.
 
-While a distribution is open (`distribution()`, by a run of replicas), add_signal_handler() works in the loop of any
-thread, and a signal reaches every loop that handles it:
+While a distribution is open (`distribution()`, by a run of replicas) add_signal_handler() works in the loop of any
+thread, in goroutines always, and a signal reaches every loop that handles it:
 
 - One Python-level handler, `_deliver`, stands for all loops. It runs in the main thread and posts to each of them.
 - signal.signal() is the main thread's too, so a loop elsewhere asks for it: it queues a request and sends SIGURG to the
@@ -13,8 +13,13 @@ thread, and a signal reaches every loop that handles it:
 
 The main thread alone writes `_loops` and sets handlers, one request after the other. `_deliver` may interrupt that
 anywhere and needs nothing but the tuple it reads: no lock is taken in a signal handler.
+
+A signal that goroutines and the main thread's own loop handle: the loop has it as on stock, by the wakeup descriptor,
+which gets it whatever the handler is. The handler is `_deliver` then, and the loop's own stands in `_before`, to be put
+back when the last goroutine has removed its handler or has ended.
 """
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -32,6 +37,7 @@ _loops = {}             # signal -> the loops to which _deliver brings it; tuple
 _requests = deque()     # (future, function, arguments), for the main thread
 _serving = False        # the main thread is at it
 _base = None            # signal -> its handler while no loop handles it, in a distribution; None outside
+_before = {}            # signal -> the handler that _deliver has taken the place of
 
 
 @contextlib.contextmanager
@@ -60,9 +66,50 @@ def distribution(base):
         _serve_requests()       # one that came too late for SIGURG
 
 
+def serve_goroutines():
+    """Let goroutines have signal handlers, if this is the main thread and nobody uses SIGURG. Once the runtime starts."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGURG) is signal.SIG_DFL:
+        signal.signal(signal.SIGURG, _deliver)
+
+
+def forget(loop):
+    """Take away all handlers of a goroutine's loop, which ends; from its thread. It does not wait for the main thread."""
+    signals = list(loop._signal_handlers)
+    loop._signal_handlers.clear()
+    for sig in signals:
+        _requests.append((futures.Future(), _unsubscribe, (loop, sig)))
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGURG)
+
+
 def distributes():
     """Whether a distribution is open."""
     return _base is not None
+
+
+def handled():
+    """Whether a signal may run code of this program's: one has a handler that is not Python's, asyncio's for Ctrl-C, or
+    of this module without a loop that wants it."""
+    for sig in signal.valid_signals():
+        handler = signal.getsignal(sig)
+        if handler in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
+            continue
+        idle = handler is _deliver and not _loops.get(sig) or handler is _dump
+        if not idle and not isinstance(getattr(getattr(handler, "func", None), "__self__", None), asyncio.Runner):
+            return True
+    return False
+
+
+def dump_on_sigquit():
+    """Have SIGQUIT print gmploop.dump() from now on, unless something else was to be done, or this is not the main
+    thread."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:
+        signal.signal(signal.SIGQUIT, _dump)
+
+
+def _dump(sig, frame):
+    from gmploop import goroutine
+
+    goroutine.dump()
 
 
 def _default(sig):
@@ -110,16 +157,22 @@ def _in_main(function, *args):
 
 
 def _subscribe(loop, sig):
-    if _base is None:
+    if _base is None and not loop._moves:
         raise RuntimeError("the run that distributes signals is over")
     if loop not in _loops.get(sig, ()):
         _loops[sig] = (*_loops.get(sig, ()), loop)
     try:
-        signal.signal(sig, _deliver)
-        signal.siginterrupt(sig, False)
+        _take(sig)
     except BaseException:
         _unsubscribe(loop, sig)
         raise
+
+
+def _take(sig):
+    before = signal.signal(sig, _deliver)
+    if before is not _deliver:
+        _before[sig] = before
+    signal.siginterrupt(sig, False)
 
 
 def _unsubscribe(loop, sig):
@@ -127,13 +180,16 @@ def _unsubscribe(loop, sig):
     if left:
         _loops[sig] = left
     elif _loops.pop(sig, ()) and signal.getsignal(sig) is _deliver:
-        signal.signal(sig, (_base or {}).get(sig) or _default(sig))
+        before = (_base or {}).get(sig) or _before.get(sig)
+        signal.signal(sig, _default(sig) if before in (None, _deliver) else before)
+        _before.pop(sig, None)
 
 
 def _after_fork_in_child():
     """The loops of the parent's other threads are not to be woken from here."""
     global _base
     _base = None
+    _before.clear()
     _loops.clear()
     _requests.clear()
 
@@ -156,6 +212,8 @@ else:
 
 class SignalLoop:
     """The part of Loop that has to do with signals."""
+
+    _moves = False          # a goroutine's
 
     def _make_self_pipe(self):
         """Called by asyncio's constructor. The pair is for signals only, so it is made when they are first wanted."""
@@ -203,14 +261,16 @@ class SignalLoop:
     def add_signal_handler(self, sig, callback, *args):
         """Call callback(*args) in the loop when the signal comes.
 
-        From the main thread; in a run of replicas from the thread of any of them, and each that handles the signal
-        gets it. Raises as asyncio: TypeError for a coroutine function or a `sig` that is no int, ValueError for one
+        From the main thread, from goroutines, and in a run of replicas from the thread of any of them; each that
+        handles the signal gets it. Raises as asyncio: TypeError for a coroutine function or a `sig` that is no int, ValueError for one
         that is no signal, RuntimeError for one that cannot be caught and from another thread.
         """
-        if distributes():
+        if distributes() or self._moves:
             return self._add_distributed(sig, callback, args)
         self._ensure_self_pipe()
         super().add_signal_handler(sig, callback, *args)
+        if sig in _loops:
+            _take(sig)
 
     def _add_distributed(self, sig, callback, args):
         if coroutines.iscoroutine(callback) or coroutines.iscoroutinefunction(callback):
@@ -233,6 +293,8 @@ class SignalLoop:
             _in_main(_unsubscribe, self, sig)
             return True
         removed = super().remove_signal_handler(sig)
+        if removed and sig in _loops:
+            _take(sig)
         if removed and self.is_running() and not self._signal_handlers:
             # asyncio lets the descriptor go with its last handler; this run still needs it.
             try:
@@ -243,7 +305,7 @@ class SignalLoop:
 
     def _process_self_data(self, data):
         """What the wakeup descriptor brought. A distributed signal's handler runs without it."""
-        own = bytes(signum for signum in data if signum not in _loops) if _loops else data
+        own = bytes(signum for signum in data if self not in _loops.get(signum, ())) if _loops else data
         super()._process_self_data(own)
         outer = self._outer_wakeup_fd
         if outer != -1 and outer != self._csock.fileno():

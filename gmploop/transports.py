@@ -5,13 +5,23 @@ Each difference from the class that is inherited from is named where it is made.
 """
 
 import contextvars
+import functools
 from asyncio import log, sslproto, streams, transports, unix_events
 
-from gmploop.core import tls
+from gmploop.core import reader, tls
 
 __all__ = ["DatagramTransport", "ReadPipeTransport", "SSLProtocol", "SSLTransport", "SocketTransport",
            "WritePipeTransport", "process_exited", "take_unread"]
 
+
+class StreamReader(streams.StreamReader):
+    """asyncio's, with a compiled read() and wait: what readers of our transports are made."""
+
+    read = reader.read
+    _wait_for_data = reader.wait_for_data
+
+
+reader.configure(streams.StreamReaderProtocol, streams.StreamReader, StreamReader)
 tls.configure(sslproto.SSLProtocolState, sslproto.SSLAgainErrors, sslproto.ssl.SSLObject, log.logger)
 
 
@@ -50,10 +60,37 @@ class WritePipeTransport(unix_events._UnixWritePipeTransport):
             super().abort()
 
 
+def _for_its_thread(name):
+    """The method of asyncio's TLS transport, which another thread than the one that runs the loop may not call."""
+    method = getattr(sslproto._SSLProtocolTransport, name)
+
+    @functools.wraps(method)
+    def checked(self, *args, **kwargs):
+        tls.here(self, name)
+        return method(self, *args, **kwargs)
+    return checked
+
+
 class SSLTransport(sslproto._SSLProtocolTransport):
-    """What the application writes to: asyncio's, with a compiled write()."""
+    """What the application writes to: asyncio's, with a compiled write(). Threads may do with it what they may with a
+    socket's transport."""
 
     write = tls.write
+    pause_reading, resume_reading, set_protocol, set_read_buffer_limits, set_write_buffer_limits, writelines = map(
+        _for_its_thread, ("pause_reading", "resume_reading", "set_protocol", "set_read_buffer_limits",
+                          "set_write_buffer_limits", "writelines"))
+
+    def close(self):
+        if tls.foreign(self):
+            self._loop.call_soon_threadsafe(self.close)
+        else:
+            super().close()
+
+    def abort(self):
+        if tls.foreign(self):
+            self._loop.call_soon_threadsafe(self.abort)
+        else:
+            super().abort()
 
 
 class SSLProtocol(tls.SSLCore, sslproto.SSLProtocol):
@@ -66,8 +103,12 @@ class SSLProtocol(tls.SSLCore, sslproto.SSLProtocol):
         super().__init__(loop, *args, **kwargs)
         del self.max_size
         if loop._tls_buffer is None:
-            loop._tls_buffer = memoryview(bytearray(self.max_size))
+            loop._tls_buffer = memoryview(bytearray(loop._tls_buffer_size or self.max_size))
         self._share_buffer(loop._tls_buffer)
+
+    def _set_app_protocol(self, app_protocol):
+        super()._set_app_protocol(app_protocol)
+        reader.hasten_reader(app_protocol)
 
     def _get_app_transport(self):
         if self._app_transport is None and not self._app_transport_created:

@@ -7,7 +7,9 @@ when it is first asked for.
 import _thread
 import asyncio
 import collections
+import contextlib
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -16,8 +18,8 @@ from asyncio import coroutines, unix_events
 from asyncio.log import logger
 from concurrent.futures import ThreadPoolExecutor
 
-from gmploop import config
-from gmploop.core import m, moving, sched, sysmon
+from gmploop import config, signals
+from gmploop.core import m, moving, netpoll, sched, sysmon, task as own_task
 from gmploop.loop import Loop
 
 
@@ -75,6 +77,7 @@ class World(moving.MovingCore, Loop):
     _outer_wakeup_fd = -1
     _selector = None
     _ssock = _csock = None
+    _tls_buffer_size = config.WORLD_TLS_BYTES
     _timer_cancelled_count = 0
     slow_callback_duration = 0.1
     _asyncgens = _OnDemand(weakref.WeakSet)
@@ -133,13 +136,26 @@ class World(moving.MovingCore, Loop):
         self.has_asyncgens = True
         super()._asyncgen_firstiter_hook(agen)
 
-    def _ensure_self_pipe(self):
-        raise RuntimeError("signal handlers are for the loop of the main thread")
+    _moves = True
+
+    def add_signal_handler(self, sig, callback, *args):
+        """As in the main thread's loop, until the goroutine ends or removes it; a signal reaches all who handle it."""
+        if signal.getsignal(signal.SIGURG) is not signals._deliver:
+            raise RuntimeError("goroutines get signals from the main thread: the first go(), or gmploop.run(), must be "
+                               "there, and SIGURG not be used otherwise")
+        self.has_asyncgens = True               # so that the end of the world has something to wind up
+        super().add_signal_handler(sig, callback, *args)
+
+    def _other_tasks(self):
+        """The tasks of this world that are not done, but the running one. Of those that no task factory made, without a
+        look at all worlds."""
+        me = asyncio.current_task()
+        tasks = own_task.unfinished_of(self) if self._task_factory is None else asyncio.all_tasks(self)
+        return [task for task in tasks if task is not me]
 
     async def _wind_up(self, root):
         """End what the root task left, as asyncio.run() does."""
-        me = asyncio.current_task()
-        tasks = [task for task in asyncio.all_tasks(self) if task is not me and task is not root]
+        tasks = self._other_tasks()
         for task in tasks:
             task.cancel()
         if tasks:
@@ -150,6 +166,8 @@ class World(moving.MovingCore, Loop):
                                              "exception": task.exception(), "task": task})
         if self.has_asyncgens:
             await self.shutdown_asyncgens()
+        if self.__dict__.get("_signal_handlers"):
+            signals.forget(self)
         await self.shutdown_default_executor()
 
 
@@ -175,6 +193,21 @@ def _raise(exc):
     raise exc
 
 
+def report_broken(error):
+    """The poller that all goroutines share is no more: the runs from which they came end with the error."""
+    exc = OSError(error, f"the poller that goroutines share is broken: {os.strerror(error)}")
+    logger.error("%s", exc)
+    homes = {moving.home_of(handle) for handle in moving.all_goroutines()}
+    for home in homes:
+        if isinstance(home, Loop) and not isinstance(home, World):
+            with contextlib.suppress(RuntimeError):         # closed
+                home.call_soon_threadsafe(home._end_by, exc)
+    for handle in moving.all_goroutines():
+        if moving.home_of(handle) is None:                  # by a plain thread: main() of lock_main=False, perhaps
+            fatal[handle] = exc
+            handle.cancel()
+
+
 def report_stall(ident, seconds):
     """Log what the thread does whose callback has run so long."""
     frame = sys._current_frames().get(ident)
@@ -187,7 +220,10 @@ def report_stall(ident, seconds):
 def _before_start(procs):
     """The first goroutine starts the runtime: hand the settings to the core."""
     n = config.resolve_procs(procs)
+    signals.serve_goroutines()
     sched.set_tunables(config.SPIN_NS, config.BACKLOG_NS)
+    if config.parse_debug(os.environ.get("GMPLOOP_DEBUG", "")).get("events"):
+        sched.record_events()
     tell = asyncio.coroutines._is_debug_mode() or bool(config.resolve_debug())
     sysmon.set_duties(**config.sysmon_duties(), one_computing=not config.gil_enabled(), tell=tell)
     if n > 1 and config.gil_enabled():
@@ -197,5 +233,6 @@ def _before_start(procs):
 
 moving.configure(World, report_fatal)
 m.configure(_before_start)
+netpoll.configure(report_broken)
 sysmon.configure(report_stall)
 os.register_at_fork(after_in_child=_forget_executor)

@@ -62,6 +62,17 @@ async def talk(channel: gmploop.Channel[int], other: gmploop.Channel[str], lock:
     assert_type(await gmploop.Once().do(len, "text"), int)
 
 
+async def serves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def serve() -> None:
+    assert_type(await gmploop.start_server(serves, "127.0.0.1", 0, limit=1000, backlog=5), asyncio.Server)
+    assert_type(await gmploop.start_server(lambda reader, writer: writer.close(), port=0), asyncio.Server)
+    assert_type(await gmploop.start_unix_server(serves, "path"), asyncio.Server)
+    assert_type(await loop.create_server(asyncio.Protocol, "", 0, isolate=True), asyncio.Server)
+
+
 class Mine(gmploop.Loop):
     def time(self) -> float:
         return super().time() + 1.0
@@ -78,6 +89,8 @@ BAD = {
     "gmploop.Loop().call_later('1', print)": "arg-type",
     "gmploop.Loop().no_such_method()": "attr-defined",
     "gmploop.nothing": "attr-defined",
+    "gmploop.start_server(5)": "arg-type",
+    "gmploop.start_server(print, limit='x')": "arg-type",
     "gmploop.Channel[int]().send_nowait('x')": "arg-type",
     "gmploop.Channel('1')": "arg-type",
     "gmploop.select('channel')": "call-overload",

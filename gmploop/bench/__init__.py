@@ -10,6 +10,7 @@ The modules, from the top down:
     micro, growth, echo, web, db                      programs that run in the child, started by path
     loops       the loops and C servers by name; what every child does first
     files       gmploop.fs beside threads, a program of its own
+    isolated    servers with a world for each connection beside ordinary ones, a program of its own
 
 In C: loadgen (loadgen.c, load_*.c), the load generator; echo_epoll, the server that shows the kernel's part.
 A child never imports this package, so that nothing of gmploop is loaded while another loop is measured.

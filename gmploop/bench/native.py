@@ -11,6 +11,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FLAGS = ("-O2", "-Wall")
+CORE = HERE.parent / "core"     # sched_steps.c times the headers of the core
+CORE_FLAGS = ("-pthread", f"-I{CORE}", "-Wno-unused-function")
 SOURCES = {"loadgen": ("loadgen.c", "load_wire.c", "load_check.c", "load_stat.c")}      # others: their NAME.c alone
 TLS_FLAGS, TLS_LIBRARIES = ("-DWITH_TLS",), ("-lssl", "-lcrypto")
 
@@ -50,7 +52,8 @@ def build(name, tls=False, built={}):
         return built[name, tls]
     sources = [HERE / source for source in SOURCES.get(name, (name + ".c",))]
     headers = [HERE / "loadgen.h"] if name in SOURCES else []
-    command = [*compiler(), *FLAGS, *(TLS_FLAGS if tls else ())]
+    headers += sorted(CORE.glob("*.h")) if name == "sched_steps" else []
+    command = [*compiler(), *FLAGS, *(TLS_FLAGS if tls else ()), *(CORE_FLAGS if name == "sched_steps" else ())]
     libraries = TLS_LIBRARIES if tls else ()
     content = b"".join(path.read_bytes() for path in sources + headers)
     key = hashlib.sha256(content + repr((command, libraries)).encode()).hexdigest()[:16]

@@ -7,6 +7,7 @@ Words
     P       what an M must hold to run moving Gs: run queue, runnext, timer heap; as many as may run at once. scheduler.h
     M       a thread that runs moving Gs; made on demand, parked, reused. m.pyx
     sysmon  the thread that watches, without P and GIL: retakes Ps, polls late, reports stalls. sysmon.h
+    rest    of all Ms: none runs, looks for work, or waits for a time or an event; who is told, and when. rest.pyx
     post    a handle, or a watch with events, handed to a G from outside: inbox, then notify. g.pyx
     watch   the registration of one fd for one owner. poller.pyx
     waiter  one operation that waits at a channel, lock or the like. waiter.pyx
@@ -26,6 +27,6 @@ taken one inside the other, in this order:
     a shard of worlds, a world's list of tasks                                                 tasklist.h
 
 Imports point down: runtime -> stream, datagram, fdwatch -> transport -> poller -> g -> handle; moving -> m, netpoll,
-runtime; sysmon -> sched. What the core needs of asyncio is handed to it by
+runtime; sysmon -> sched; rest -> moving. What the core needs of asyncio is handed to it by
 gmploop's Python modules; moving, m and sysmon import asyncio for the running loop of their threads.
 """

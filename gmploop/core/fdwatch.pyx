@@ -21,9 +21,12 @@ from libc.errno cimport errno, EAGAIN, EBADF, EINTR
 import collections.abc
 import weakref
 from gmploop.core.g cimport call_in
-from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
+from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed, GL_FREE_THREADED
 from gmploop.core.operation cimport NEW, FLYING, LANDED, ENDED
 from gmploop.core.poller cimport EV_IN, EV_PRI, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_LEVEL, RBUF
+
+cdef extern from "pythread.h":
+    unsigned long PyThread_get_thread_ident()
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
@@ -166,7 +169,14 @@ cdef class FdWatch(Watch):
         return sock is None or sock.fileno() != self.fd
 
     def forget_socket(self, ref):
-        if self.sock_ref is ref:
+        """The socket object is gone. A world that moves does the rest itself: the last reference may drop anywhere."""
+        cdef unsigned long owner = gl_load_relaxed(&self.g.w.owner) if GL_FREE_THREADED and self.g is not None else 0
+        if owner and owner != PyThread_get_thread_ident():
+            try:
+                self.g.call_soon_threadsafe(self.forget_socket, ref)
+            except RuntimeError:
+                pass                        # closed: it lets go of all its watches
+        elif self.sock_ref is ref:
             self.sock, self.sock_ref = NULL, None
             self.update()
 

@@ -31,6 +31,7 @@ cdef extern from "tasklist.h" nogil:
         gl_node *next
     ctypedef struct gl_tasks:
         pass
+    bint gl_tasks_in(const gl_node *)
 
 cdef extern from "world.h" nogil:
     ctypedef struct gl_pool:

@@ -20,7 +20,7 @@ from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF, PyTypeObject
 from cpython.object cimport PyObject
 from gmploop.core.handle cimport (
     make_handle, CANCELLED, THREADSAFE, RUNNING, EVENT, GL_FREE_THREADED, gl_world_mine, cancel_waits,
-    gl_fetch_or_acq_rel, gl_fetch_and_acq_rel,
+    gl_fetch_or_acq_rel, gl_fetch_and_acq_rel, load_flags,
     gl_timers_push, gl_timers_remove, gl_timers_free)
 
 cdef extern from "Python.h":
@@ -118,7 +118,7 @@ cdef int track_worlds(void (*forget)(G) noexcept) except -1:
 @cython.no_gc_clear
 cdef class G:
     def __dealloc__(self):
-        if self.world.next != NULL:
+        if gl_tasks_in(&self.world):
             forget_world(self)
         self.drop_queues()
         gl_ring_free(&self.ready)
@@ -149,7 +149,6 @@ cdef class G:
             p = <PyObject *>(entry & ~<size_t>3)
             if entry & 3 == 0:
                 h = <Handle>p
-                h.w = NULL
                 h.drop()
                 h = None
             elif entry & 3 == 2:
@@ -289,13 +288,12 @@ cdef class G:
         cdef PyObject *cb
         cdef PyObject *args
         cdef PyObject *ctx
-        h.w = NULL
-        if h.flags & (CANCELLED | EVENT):
-            if h.flags & EVENT:
+        if load_flags(&h.flags) & (CANCELLED | EVENT):
+            if load_flags(&h.flags) & EVENT:
                 self.run_event(h.callback)
             h.drop()
             return 0
-        if h.flags & THREADSAFE and cancel_waits():
+        if load_flags(&h.flags) & THREADSAFE and cancel_waits():
             h.next = <PyObject *><size_t>PyThread_get_thread_ident()
             if gl_fetch_or_acq_rel(&h.flags, RUNNING) & CANCELLED:
                 gl_fetch_and_acq_rel(&h.flags, ~RUNNING)
@@ -306,7 +304,7 @@ cdef class G:
         try:
             call_in(<object>ctx, cb, args)
         except BaseException as exc:
-            h.callback, h.args, h.context = cb, args, ctx       # for its repr; dropped below
+            h.put_back(cb, args, ctx)       # for its repr; dropped below
             try:
                 if isinstance(exc, (SystemExit, KeyboardInterrupt)):
                     raise
@@ -315,12 +313,12 @@ cdef class G:
                 gl_fetch_and_acq_rel(&h.flags, ~RUNNING)
                 h.drop()
             return 0
-        if h.flags & RUNNING:
+        if load_flags(&h.flags) & RUNNING:
             gl_fetch_and_acq_rel(&h.flags, ~RUNNING)
         Py_DECREF(<object>cb)
         Py_DECREF(<object>args)
         Py_DECREF(<object>ctx)
-        if not h.flags and self.pool != NULL and self.pool.n < POOL and Py_REFCNT(<PyObject *>h) == 1:
+        if not load_flags(&h.flags) and self.pool != NULL and self.pool.n < POOL and Py_REFCNT(<PyObject *>h) == 1:
             if type(h) is Handle and not gl_has_weakrefs(h) and h.source_traceback is None:
                 Py_INCREF(h)
                 self.pool.a[self.pool.n] = <PyObject *>h

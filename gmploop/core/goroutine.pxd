@@ -19,6 +19,7 @@ cdef class Goroutine:
     cdef flag retrieved             # somebody has seen the exception
     cdef int status
     cdef str name(self)
+    cdef object given_name(self)
     cdef int finish(self, int status, object value) except -1
     cdef bint wait(self, object entry) except -1
     cdef bint join_root(self, G w) except -1

@@ -15,7 +15,7 @@ import threading
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from gmploop.core.g cimport G
-from gmploop.core.handle cimport gl_lock, gl_unlock
+from gmploop.core.handle cimport flag, gl_lock, gl_unlock
 from gmploop.core.sched cimport current_m, gl_m
 from gmploop.core.task cimport next_number
 from gmploop.core.waiter cimport Waiter, NEW, PARKED, ENDED, W_GRANTED, gl_wait_decide, set_next
@@ -47,6 +47,8 @@ cdef extern from "Python.h":
 cdef extern from "atomics.h" nogil:
     int load_status "gl_load_acquire"(int *)
     void store_status "gl_store_release"(int *, int)
+    flag load_flag "gl_load_acquire"(flag *)
+    void store_flag "gl_store_release"(flag *, flag)
 
 cdef object get_running_loop = asyncio._get_running_loop
 cdef object CancelledError = asyncio.CancelledError
@@ -132,7 +134,7 @@ cdef class Goroutine:
         if self.status == CANCELLED:
             raise CancelledError
         if self.status == FAILED:
-            self.retrieved = True
+            store_flag(&self.retrieved, True)
             raise self.value
         return self.value
 
@@ -157,7 +159,7 @@ cdef class Goroutine:
             raise asyncio.InvalidStateError("the goroutine is not over")
         if self.status == CANCELLED:
             raise CancelledError
-        self.retrieved = True
+        store_flag(&self.retrieved, True)
         return self.value if self.status == FAILED else None
 
     def cancel(self, msg=None):
@@ -184,17 +186,25 @@ cdef class Goroutine:
     cdef str name(self):
         """Of the root task; made when somebody asks."""
         cdef str made
-        if self.name_ is None:
+        name = self.given_name()
+        if name is None:
             made = f"Task-{next_number()}"
             gl_lock(&self.lock)
             if self.name_ is None:
                 self.name_ = made
+            name = self.name_
             gl_unlock(&self.lock)
-        return self.name_
+        return name
+
+    cdef object given_name(self):
+        gl_lock(&self.lock)
+        name = self.name_
+        gl_unlock(&self.lock)
+        return name
 
     def get_name(self):
         """The name of its root task; None before that has begun, if go() was given none."""
-        return self.name() if self.started else self.name_
+        return self.name() if load_flag(&self.started) else self.given_name()
 
     def get_loop(self):
         """Its world, None once it is over."""
@@ -262,6 +272,11 @@ cdef class Join(Waiter):
 
     cdef str operation(self):
         return "join"
+
+    @property
+    def goroutine(self):
+        """What is awaited."""
+        return self.on
 
     @property
     def cr_await(self):

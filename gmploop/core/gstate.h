@@ -87,12 +87,15 @@ static inline void gl_g_move(int *state, int from, int to) {
  * twhen, tp the M that runs it; `tp` is the P in whose heap of timers it stands, or stood, with deadline `twhen`
  * tpos      its index there, -1 outside: under the lock of that heap
  * lockedm   the M that alone may run it (lock_os_thread), or NULL: the M that runs it
+ * since     when it was made runnable, in units of 32 ns, if that is one of the times that are sampled, else 0: whoever
+ *           queues it, then the M that runs it. It wraps after 8 s
  */
 typedef struct gl_m gl_m;
 
 typedef struct gl_g {
     int state;
-    int list;                   /* which list of all Gs it is in */
+    unsigned list : 4;          /* which list of all Gs it is in; set once, before it is queued */
+    unsigned since : 28;
     struct gl_g *next;
     struct gl_p *tp;
     ssize_t tpos;

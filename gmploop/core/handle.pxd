@@ -54,6 +54,7 @@ cdef class Handle:
     cdef object __weakref__
     cdef bint take(self, PyObject **callback, PyObject **args, PyObject **context) noexcept
     cdef object peek(self, int which)
+    cdef int put_back(self, PyObject *callback, PyObject *args, PyObject *context) except -1
     cdef int drop(self) except -1
     cdef int do_cancel(self) except -1
     cdef int wait_while_running(self) except -1

@@ -62,6 +62,18 @@ cdef bint cancel_waits():
     return stock_threadsafe_handle is not None
 
 
+cdef inline gl_world *look(Handle h, unsigned long *owner, int *debug) noexcept:
+    """The world in which it is queued, or NULL; who runs that, and whether in debug mode. From any thread."""
+    if GL_FREE_THREADED:
+        lock_handle(&h.flags)
+    cdef gl_world *w = h.w
+    if w != NULL:
+        owner[0], debug[0] = gl_load_relaxed(&w.owner), w.debug
+    if GL_FREE_THREADED:
+        unlock_handle(&h.flags)
+    return w
+
+
 @cython.no_gc
 @cython.freelist(256)
 cdef class Handle:
@@ -77,11 +89,14 @@ cdef class Handle:
         return stock_handle if stock_handle is not None else Handle
 
     cdef bint take(self, PyObject **callback, PyObject **args, PyObject **context) noexcept:
-        """Move callback, args and context, with their references, to the caller. False if they were taken before."""
+        """Move callback, args and context, with their references, to the caller. False if they were taken before.
+
+        It lets go of its world, too: under the lock, so that cancel() in another thread finds that alive or not at all."""
         if GL_FREE_THREADED:
             lock_handle(&self.flags)
         callback[0], args[0], context[0] = self.callback, self.args, self.context
         self.callback = self.args = self.context = NULL
+        self.w = NULL
         if GL_FREE_THREADED:
             unlock_handle(&self.flags)
         return callback[0] != NULL
@@ -97,6 +112,14 @@ cdef class Handle:
             unlock_handle(&self.flags)
         return value
 
+    cdef int put_back(self, PyObject *callback, PyObject *args, PyObject *context) except -1:
+        if GL_FREE_THREADED:
+            lock_handle(&self.flags)
+        self.callback, self.args, self.context = callback, args, context
+        if GL_FREE_THREADED:
+            unlock_handle(&self.flags)
+        return 0
+
     cdef int drop(self) except -1:
         """Let go of callback, arguments and context."""
         cdef PyObject *cb
@@ -109,14 +132,16 @@ cdef class Handle:
         return 0
 
     cdef int do_cancel(self) except -1:
-        cdef gl_world *w = self.w
+        cdef unsigned long owner = 0
+        cdef int debug = False
+        cdef gl_world *w = look(self, &owner, &debug)
         if gl_fetch_or_acq_rel(&self.flags, CANCELLED) & CANCELLED:
             return self.wait_while_running()
-        if w != NULL and w.debug:
+        if debug:
             self.cancelled_repr = repr(self)        # what it was, before that is dropped
-        if not GL_FREE_THREADED or w == NULL or gl_world_mine(w):
+        if not GL_FREE_THREADED or w == NULL or owner == PyThread_get_thread_ident():
             self.unqueue()
-        elif gl_load_relaxed(&w.owner) == 0:
+        elif owner == 0:
             self.unqueue_idle(w)
         self.drop()
         return self.wait_while_running()
@@ -174,8 +199,9 @@ cdef class Handle:
         self.source_traceback = value
 
     def _repr_info(self):
-        cdef gl_world *w = self.w
-        debug = w != NULL and w.debug
+        cdef unsigned long owner
+        cdef int debug = False
+        look(self, &owner, &debug)
         info = [type(self).__name__]
         if self.flags & CANCELLED:
             info.append("cancelled")

@@ -7,8 +7,9 @@ It loops: find a runnable G, run one turn of it, put it where it belongs. A turn
 callback itself (blocking()), may take the P away meanwhile, which is noticed by the CAS that goes back (gl_enter()).
 
 What hangs on the thread and must follow the world: the running loop, set when the M enters another world, dropped
-before it looks for work; the hooks of async generators (see AgenHook); the pool of handles. Signals are blocked in Ms:
-the main thread takes them.
+before it looks for work; the hooks of async generators (see AgenHook); the pool of handles. Ms block the signals that the
+thread blocked which started the runtime, whoever starts them: what a callback starts as a process inherits that. The
+kernel gives a process's signal to the main thread if that takes it.
 """
 cimport cython
 import asyncio
@@ -41,23 +42,35 @@ cdef extern from *:
     #endif
     }
     static void (*gl_m_main)(gl_m *mp);
+    static sigset_t gl_usual_signals;
+    static void gl_note_signals(void) { pthread_sigmask(SIG_BLOCK, NULL, &gl_usual_signals); }
     static void *gl_thread(void *arg) {
+        pthread_sigmask(SIG_SETMASK, &gl_usual_signals, NULL);
         gl_name_thread((gl_m *)arg);
         gl_m_main((gl_m *)arg);
         return NULL;
     }
+    static void (*gl_tell_refused)(int error);
     static int gl_m_start(gl_m *mp) {   /* with a stack as the main thread usually has */
-        return gl_thread_start(gl_thread, mp, 8 << 20) ? -1 : 0;
+        int error = gl_thread_start(gl_thread, mp, 8 << 20);
+        if (error) gl_tell_refused(error);
+        return error ? -1 : 0;
     }
     static void gl_add_u32(uint32_t *p) { gl_store_relaxed(p, *p + 1); }
+    static void gl_add_u64(uint64_t *p) { gl_store_relaxed(p, *p + 1); }
     static void gl_set_owner(unsigned long *p, unsigned long v) { gl_store_relaxed(p, v); }
+    static void gl_free_owner(unsigned long *p) { gl_store_release(p, 0UL); }     /* with purge() of runtime.pyx */
     #define GL_NOBODYS 1UL      /* GL_BETWEEN_MS of world.h */
     """
     int gl_m_start(gl_m *) noexcept nogil
+    void gl_note_signals() noexcept nogil
     void gl_add_u32(uint32_t *) noexcept nogil
+    void gl_add_u64(uint64_t *) noexcept nogil
     void gl_set_owner(unsigned long *, unsigned long) noexcept nogil
+    void gl_free_owner(unsigned long *) noexcept nogil
     unsigned long GL_NOBODYS
     void (*gl_m_main)(gl_m *) noexcept nogil
+    void (*gl_tell_refused)(int) noexcept nogil
 
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident()
@@ -66,6 +79,8 @@ cdef extern from "atomics.h" nogil:
     int load_int "gl_load_relaxed"(int *)
     void store_int "gl_store_relaxed"(int *, int)
     size_t load_size "gl_load_relaxed"(size_t *)
+    gl_m *load_m "gl_load_acquire"(gl_m **)
+    unsigned long load_ident "gl_load_relaxed"(unsigned long *)
 
 cdef enum:
     TURNS = 61              # in a row without a look at the global queue and the poller; Go's schedtick interval
@@ -77,6 +92,28 @@ cdef gl_g *NOBODY = <gl_g *>1      # no G's address: the thread's running loop i
 cdef object set_running_loop = asyncio._set_running_loop
 cdef gl_sched *S = sched()
 S.start_thread = gl_m_start
+cdef int refusals = 0, last_refusal = 0
+
+
+cdef void tell_refused(int error) noexcept nogil:
+    """Without the GIL where nothing is to be said: said once, by those that go on."""
+    global refusals, last_refusal
+    last_refusal = error
+    if S.nmlive > 1:
+        refusals += 1
+        if refusals == 1:
+            log_refusal(error)
+
+
+cdef void log_refusal(int error) noexcept with gil:
+    try:
+        asyncio.log.logger.warning("goroutines go on with %d threads, another cannot be had: %s", S.nmlive - 1,
+                                   os.strerror(error))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+
+
+gl_tell_refused = tell_refused
 
 # Injected by gmploop.world: the number of Ps to begin with, and tunables.
 cdef object prepare = None
@@ -105,13 +142,20 @@ os.register_at_fork(after_in_child=after_fork)
 
 
 def start(procs):
-    """Start the runtime with `procs` Ps (None: as configured), unless it runs; then change the number, if one is given."""
+    """Start the runtime with `procs` Ps (None: as configured), unless it runs; then change the number, if one is given.
+
+    RuntimeError if no thread can be had for it: then it is not started.
+    """
     with start_lock:
         if S.procs == 0:
             n = prepare(procs)
+            gl_note_signals()
             netpoll.open_shared()
-            sched_module.set_procs(n)
             sysmon.start()
+            sched_module.set_procs(n)
+            if gl_start_first(S) < 0:
+                sched_module.set_procs(0)
+                raise RuntimeError(f"no thread can be had for goroutines: {os.strerror(last_refusal)}")
         elif procs is not None and procs != S.procs:
             sched_module.set_procs(procs)
 
@@ -131,7 +175,7 @@ gl_m_main = m_main
 
 cdef int begin_thread(gl_m *mp) except -1:
     set_current_m(mp)
-    mp.ident = PyThread_get_thread_ident()
+    gl_set_owner(&mp.ident, PyThread_get_thread_ident())
     mp.pool = calloc(1, sizeof(gl_pool))
     mp.p, mp.nextp = mp.nextp, NULL
     gl_m_set(mp, M_SPINNING if mp.spinning else M_RUNNING)
@@ -164,7 +208,7 @@ cdef int run(gl_m *mp) except -1:
             if n > 0:
                 tell_worlds(mp, n)
         gp = NULL
-        if mp.p != NULL and mp.p.id < S.procs and not S.stopping:
+        if mp.p != NULL and mp.p.id < load_int(&S.procs) and not load_int(&S.stopping):
             gp = gl_next(S, mp)
         if gp != NULL:
             gl_spin_found(S, mp)
@@ -209,6 +253,7 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
     cdef G g = <G>gp.obj
     cdef gl_p *pp = mp.p
     cdef int turns = 0, r, forks = S.forks
+    gl_running(S, mp, pp, gp)
     gl_g_set(&gp.state, G_RUNNING)
     mp.curg = gp
     gl_set_owner(&g.w.owner, mp.ident)
@@ -216,7 +261,7 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
     while True:
         gl_add_u32(&pp.schedtick)
         gl_add_u32(&mp.turns)
-        pp.n.runs += 1
+        gl_add_u64(&pp.n.runs)
         gl_share(S, pp)
         store_int(&mp.preempt, 0)
         gl_leave(mp, pp)
@@ -234,7 +279,7 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
             return 0
         if mp.blocked:                      # an await within syscall()
             mp.blocked = 0
-            gl_g_move(&gp.state, G_BLOCKED, G_RUNNING)
+            move_g(mp, G_BLOCKED, G_RUNNING)
         if r == TURN_DEAD:
             return bury(mp, gp, g)
         if r == TURN_IDLE and g.w.timers.n:
@@ -248,12 +293,17 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
 
 cdef int put_away(gl_m *mp, gl_g *gp, G g, int r) except -1:
     """After a turn: to sleep, or to the end of a queue. What is not running any more belongs to others at once."""
+    cdef int64_t when
     mp.curg = NULL
     g.pool = NULL
     gl_add_u32(&mp.turns)
     gl_set_owner(&g.w.owner, GL_NOBODYS)
-    if r == TURN_IDLE and gl_g_cas(&gp.state, G_RUNNING, G_IDLE):
-        return 0
+    if r == TURN_IDLE:
+        when = gl_event_time(S)
+        if gl_g_cas(&gp.state, G_RUNNING, G_IDLE):
+            if when:
+                gl_put_event(S, when, EV_G + G_IDLE, <void *>g, mp.p, mp)
+            return 0
     gl_g_set(&gp.state, G_RUNNABLE)
     if gp.lockedm == mp:
         gl_ready(S, NULL, gp, False)
@@ -267,8 +317,9 @@ cdef int bury(gl_m *mp, gl_g *gp, G g) except -1:
     if mp.lockedg == gp:
         mp.lockedg, mp.locks = NULL, 0
     g.pool = NULL
+    gl_happened(S, EV_G + G_DEAD, <void *>g, mp.p, mp)
     gl_g_set(&gp.state, G_DEAD)
-    gl_set_owner(&g.w.owner, 0)
+    gl_free_owner(&g.w.owner)
     mp.curg = NULL
     mp.last = NOBODY
     Py_DECREF(g)
@@ -280,9 +331,16 @@ cdef int bury(gl_m *mp, gl_g *gp, G g) except -1:
 
 def threads():
     """The Ms that live: thread identity -> name."""
+    cdef gl_m *mp
     cdef int i
-    return {S.allm[i].ident: f"gmploop-M{S.allm[i].id}" for i in range(S.nm)
-            if S.allm[i].state != M_DEAD and S.allm[i].ident}
+    cdef unsigned long ident
+    found = {}
+    for i in range(load_int(&S.nm)):
+        mp = load_m(&S.allm[i])
+        ident = load_ident(&mp.ident)
+        if load_int(&mp.state) != M_DEAD and ident:
+            found[ident] = f"gmploop-M{mp.id}"
+    return found
 
 
 # -- async generators
@@ -320,6 +378,12 @@ def first_iteration(agen):
 
 # -- what a callback may ask of its M
 
+cdef int move_g(gl_m *mp, int old, int new) except -1:
+    gl_happened(S, EV_G + new, mp.curg.obj, mp.p, mp)
+    gl_g_move(&mp.curg.state, old, new)
+    return 0
+
+
 def enter_blocking():
     """The callback is going to block: give the P away now. Returns whether this thread is an M in a callback."""
     cdef gl_m *mp = current_m()
@@ -327,7 +391,7 @@ def enter_blocking():
         return False
     mp.blocked += 1
     if mp.blocked == 1:
-        gl_g_move(&mp.curg.state, G_RUNNING, G_BLOCKED)
+        move_g(mp, G_RUNNING, G_BLOCKED)
         with nogil:
             gl_give_away(S, mp)
     return True
@@ -341,7 +405,7 @@ def leave_blocking():
     mp.blocked -= 1
     if mp.blocked:
         return
-    gl_g_move(&mp.curg.state, G_BLOCKED, G_RUNNING)
+    move_g(mp, G_BLOCKED, G_RUNNING)
     if mp.p == NULL and gl_take_idle(S, mp) != NULL:
         gl_add_u32(&mp.p.schedtick)
         store_int(&mp.preempt, 0)

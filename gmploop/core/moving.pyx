@@ -19,9 +19,10 @@ import inspect
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
 from gmploop.core.g cimport (
-    G, gl_g, gl_ring_len, gl_ring_pop, gl_g_set, gl_g_notify, gl_load_acquire, G_RUNNABLE, G_NOTIFIED, gl_g_clear_notified)
+    G, gl_g, gl_ring_len, gl_ring_pop, gl_g_set, gl_g_cas, gl_g_notify, gl_load_acquire, G_IDLE,
+    G_RUNNABLE, G_NOTIFIED, gl_g_clear_notified)
 from gmploop.core.future cimport make_future
-from gmploop.core.handle cimport gl_lock, gl_unlock, gl_monotonic
+from gmploop.core.handle cimport flag, gl_lock, gl_unlock, gl_monotonic
 from gmploop.core.goroutine cimport Goroutine, PENDING, DONE, FAILED, CANCELLED
 from gmploop.core.netpoll cimport SharedPoller, shared_poller
 from gmploop.core.poller cimport Watch, Poller, uint32_t, EV_LEVEL
@@ -68,8 +69,11 @@ cdef extern from "world.h" nogil:
 
 cdef extern from "atomics.h" nogil:
     void gl_fence_seq_cst()
-    int load_int "gl_load_relaxed"(int *)
+    int load_int "gl_load_acquire"(int *)
     int take_int "gl_exchange_acq_rel"(int *, int)
+    unsigned char load_byte "gl_load_acquire"(unsigned char *)
+    void store_byte "gl_store_release"(unsigned char *, unsigned char)
+    void store_flag "gl_store_release"(flag *, flag)
     void store_int "gl_store_release"(int *, int)
     void gl_store_relaxed(unsigned long *, unsigned long)
     uint32_t take_events "gl_exchange_acq_rel"(uint32_t *, uint32_t)
@@ -142,8 +146,8 @@ cdef class MovingCore(LoopCore):
         return self.step_root()
 
     cdef int begin(self) except -1:
-        self.phase = LIVE
-        self.handle.started = True
+        store_byte(&self.phase, LIVE)
+        store_flag(&self.handle.started, True)
         if has_table() and PyCoro_CheckExact(self.coro) and not self.w.debug and not load_int(&self.told_to_cancel):
             return self.push_root()
         try:
@@ -154,9 +158,10 @@ cdef class MovingCore(LoopCore):
                 self.adopt(Task(self.coro, loop=self, name=self.handle.name(), context=self.context))
             if load_int(&self.told_to_cancel):
                 self.root.cancel()
-                self.told_to_cancel = 2
+                store_int(&self.told_to_cancel, 2)
         except BaseException as exc:
-            self.phase = OVER
+            store_byte(&self.phase, OVER)
+            self.root = None
             self.status, self.value = FAILED, exc
         return 0
 
@@ -274,17 +279,17 @@ cdef class MovingCore(LoopCore):
 
     cdef int root_over(self) except -1:
         if self.phase == LIVE and (self.inner or self.has_asyncgens):
-            self.phase = WINDING
+            store_byte(&self.phase, WINDING)
             new_task(self, self._wind_up(self.root), None, None).add_done_callback(self._over)
         elif self.phase == LIVE:
-            self.phase = OVER
+            store_byte(&self.phase, OVER)
         return 0
 
     def _over(self, task):
         if not task.cancelled() and task.exception() is not None:
             self.call_exception_handler({"message": "ending a goroutine's world failed", "exception": task.exception(),
                                          "task": task})
-        self.phase = OVER
+        store_byte(&self.phase, OVER)
 
     def _stopped(self):
         """stop() was called: as asyncio.run() does, it is an error if the root task is not done."""
@@ -299,8 +304,11 @@ cdef class MovingCore(LoopCore):
         cdef Task root = self.root
         cdef int status = self.status
         value = self.value
-        self.root = self.handle = self.value = None
-        self._closed = True
+        self.root = self.value = None
+        gl_lock(&self.w.lock)               # with the property `goroutine`; `handle` keeps it alive
+        self.handle = None
+        gl_unlock(&self.w.lock)
+        store_flag(&self.closed, True)
         gl_fence_seq_cst()              # who posts after this look at the inbox sees that (purge())
         if self.watches:
             (<SharedPoller>self.poller).close_watches_of(self)
@@ -371,7 +379,7 @@ cdef class MovingCore(LoopCore):
 
     def _cancel_from_anywhere(self, msg):
         try:
-            if self.phase == NEW:
+            if load_byte(&self.phase) == NEW:
                 store_int(&self.told_to_cancel, 1)
             self.call_soon_threadsafe(self._cancel_root, msg)
         except RuntimeError:
@@ -388,8 +396,11 @@ cdef class MovingCore(LoopCore):
 
     @property
     def goroutine(self):
-        """The handle of this world's root task; None once it is over."""
-        return self.handle
+        """The handle of this world's root task; None once it is over. From any thread."""
+        gl_lock(&self.w.lock)
+        handle = self.handle
+        gl_unlock(&self.w.lock)
+        return handle
 
 
 cdef object set_running_loop = asyncio._set_running_loop
@@ -436,9 +447,9 @@ def go(fn_or_coro, *args, name=None):
             raise TypeError(f"name takes a str, not {name!r}")
         name = str(name)
     cdef gl_m *mp = current_m()
-    coro = coroutine_of(fn_or_coro, args)
-    if sched().procs == 0:
+    if load_int(&sched().procs) == 0:
         m_module.start_default()
+    coro = coroutine_of(fn_or_coro, args)
     maker = <object>mp.curg.obj if mp != NULL and mp.curg != NULL else get_running_loop()
     cdef MovingCore w = <MovingCore>gl_new(World, ())
     cdef Goroutine handle = Goroutine.__new__(Goroutine)
@@ -447,7 +458,7 @@ def go(fn_or_coro, *args, name=None):
     handle.maker, handle.name_ = maker, name
     w.home = maker
     w.coro, w.context = coro, PyContext_CopyCurrent()
-    w._closed = False
+    w.closed = False
     w.s.obj, w.s.tpos = <void *>w, -1
     gl_store_relaxed(&w.w.owner, GL_BETWEEN_MS)
     if isinstance(maker, MovingCore):
@@ -467,10 +478,29 @@ def go(fn_or_coro, *args, name=None):
     return handle
 
 
-def root_coroutine(Goroutine handle not None):
-    """Of a goroutine whose root task nobody has asked for; else None. To look at, from any thread."""
+def home_of(Goroutine handle not None):
+    """The loop from which a goroutine came; None for a plain thread's, and when it is over."""
     w = handle.get_loop()
-    return (<MovingCore>w).coro if w is not None else None
+    return (<MovingCore>w).home if w is not None else None
+
+
+def show_roots():
+    """Make task objects of the root coroutines of worlds that sleep. Returns how many were made. From any thread: a world
+    that was made runnable is, until it is queued, in the hands of who has done that."""
+    cdef MovingCore w
+    made = 0
+    for handle in all_goroutines():
+        world = handle.get_loop()
+        if world is None:
+            continue
+        w = <MovingCore>world
+        if <PyObject *>w.coro != <PyObject *>None and gl_g_cas(&w.s.state, G_IDLE, G_RUNNABLE):
+            try:
+                made += w.coro is not None
+                w.show_root()
+            finally:
+                gl_ready(sched(), current_m(), &w.s, False)
+    return made
 
 
 def count():
@@ -478,7 +508,9 @@ def count():
     cdef int i
     n = 0
     for i in range(16):
+        gl_lock(&sched().all[i].lock)
         n += sched().all[i].n
+        gl_unlock(&sched().all[i].lock)
     return n
 
 

@@ -6,6 +6,7 @@ watch's world (`posted` collects what has not been taken yet, so a watch stands 
 watch but `posted` belongs to the M that runs its world.
 The table is guarded by `lock`. A watch that leaves it is dropped after the lock was let go: a finaliser may run then.
 """
+import sys
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.object cimport PyObject
 from libc.stdlib cimport malloc
@@ -37,9 +38,27 @@ cdef extern from *:
     static gl_net gl_the_net = { -1, -1 };
     static __thread char *gl_my_buffer;
     static int gl_count(int *p, int n) { return __atomic_add_fetch(p, n, __ATOMIC_SEQ_CST); }
+    static void (*gl_net_broken)(int error);
+    static int gl_net_is_broken;
+    /* Broken, it is told once, its descriptors are let go (somebody else's by now, perhaps), and only time passes. */
     static int gl_net_poll(gl_m *mp, int64_t delay_ns) {
+        int n;
         if (!mp->events && !(mp->events = malloc(GL_NET_EVENTS * sizeof(struct epoll_event)))) return 0;
-        return gl_net_wait(&gl_the_net, (struct epoll_event *)mp->events, delay_ns);
+        if (!gl_load_relaxed(&gl_net_is_broken)) {
+            n = gl_net_wait(&gl_the_net, (struct epoll_event *)mp->events, delay_ns);
+            if (n >= 0 || errno == EINTR) return n;
+            n = errno;
+            if (gl_cas_int(&gl_net_is_broken, 0, 1)) {
+                gl_store_relaxed(&gl_the_net.epfd, -1);
+                gl_store_relaxed(&gl_the_net.wakefd, -1);
+                gl_net_broken(n);
+            }
+        }
+        if (delay_ns) {
+            struct timespec t = { 0, delay_ns < 0 || delay_ns > 1000000 ? 1000000 : delay_ns };
+            nanosleep(&t, NULL);
+        }
+        return 0;
     }
     static void gl_net_break(void) { gl_net_wake(&gl_the_net); }
     """
@@ -47,12 +66,33 @@ cdef extern from *:
     char *gl_my_buffer
     int gl_count(int *, int)
     int gl_net_poll(gl_m *, int64_t) noexcept nogil
+    void (*gl_net_broken)(int) noexcept nogil
+    int gl_net_is_broken
     void gl_net_break() noexcept nogil
 
 cdef extern from "atomics.h" nogil:
     uint32_t gl_fetch_or_acq_rel(uint32_t *, uint32_t)
 
 cdef SharedPoller the_poller = None
+
+# Injected by gmploop.world: called with the errno when the poller breaks.
+cdef object tell_broken = None
+
+
+def configure(on_broken):
+    global tell_broken
+    tell_broken = on_broken
+
+
+cdef void report_broken(int error) noexcept nogil:
+    with gil:
+        try:
+            tell_broken(error)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+
+
+gl_net_broken = report_broken
 
 
 cdef SharedPoller shared_poller():
@@ -70,8 +110,10 @@ def open_shared():
 cdef class SharedPoller(Poller):
     def __cinit__(self, g):
         self.name = "epoll"
+        global gl_net_is_broken
         if self.fork_gen:                       # the parent's objects are the parent's
             gl_net_close(&gl_the_net)
+            gl_net_is_broken = 0
         if gl_the_net.epfd < 0 and gl_net_open(&gl_the_net) < 0:
             PyErr_SetFromErrno(OSError)
 

@@ -52,6 +52,7 @@ cdef class Poller:
     cdef list table             # fd -> Watch or None
     cdef uint32_t next_gen
     cdef int fork_gen
+    cdef double broken_at       # when the kernel last refused to be asked, for good; 0: it never did
     cdef readonly bint closed
     cdef readonly bint receives # whether receive() is there
     cdef readonly bint batches  # write_batching: send_later() is to be used
@@ -70,6 +71,8 @@ cdef class Poller:
     cdef int send_later(self, Watch w) except -1
     cdef int flush(self) except -1
     cdef int poll(self, int64_t delay_ns) except -1
+    cdef int broken(self, int error) except -1
+    cdef int poll_broken(self, int64_t delay_ns) except -1
     cdef int wake(self) except -1
     cdef int close(self) except -1
     cdef int after_fork(self) except -1

@@ -33,12 +33,22 @@ After fork() the child's kernel objects are still shared with the parent (epoll,
 (kqueue).
 A poller notices by a generation counter and, when its world is next used, makes new ones and registers what it watched;
 what the parent uses is not touched.
+A poller that breaks (its descriptor was closed behind our back) raises OSError from poll(), lets go of the descriptor,
+whose number may be somebody else's by now, and for BROKEN_S more has no events: time to end tasks.
 close() ends it, and what the kernel still had to do for it; a second call does nothing.
 """
 from cpython.ref cimport Py_INCREF
 from cpython.object cimport PyObject
+from libc.errno cimport EBADF
 from libc.stdlib cimport malloc, free
-from gmploop.core.handle cimport gl_load_relaxed
+import os
+from gmploop.core.handle cimport gl_load_relaxed, gl_monotonic
+
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int)
+
+cdef enum:
+    BROKEN_S = 10       # run()'s shutdown_timeout, from which it comes
 
 cdef extern from *:
     """
@@ -195,6 +205,20 @@ cdef class Poller:
 
     cdef int poll(self, int64_t delay_ns) except -1:
         raise TypeError(f"{type(self).__name__} is no poller")
+
+    cdef int broken(self, int error) except -1:
+        """The kernel refuses to be asked, and will (its descriptor was closed behind our back, say)."""
+        self.broken_at = gl_monotonic()
+        raise OSError(error, f"the event loop's poller ({self.name}) is broken: {os.strerror(error)}")
+
+    cdef int poll_broken(self, int64_t delay_ns) except -1:
+        """In the place of poll() once it is broken: the loop may go on for a while without events, to end its tasks."""
+        if gl_monotonic() - self.broken_at > BROKEN_S:
+            self.broken(EBADF)
+        if delay_ns:
+            with nogil:
+                usleep(1000)
+        return 0
 
     cdef int wake(self) except -1:
         return 0

@@ -25,5 +25,6 @@ cdef class EpollPoller(Poller):
     cdef int open(self) except -1
     cdef int close_fds(self) except -1
     cdef int control(self, Watch w, int op, uint32_t mask) except -1
+    cdef int lose(self, int error) except -1
     cdef int forget(self, Watch w) except -1
     cdef int tell(self, int n) except -1

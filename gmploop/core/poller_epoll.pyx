@@ -128,10 +128,17 @@ cdef class EpollPoller(Poller):
             n = gl_epoll_wait(self.epfd, self.events, MAX_EVENTS, delay_ns)
         if n < 0:
             if errno != EINTR:
-                PyErr_SetFromErrno(OSError)
+                return self.lose(errno)
             PyErr_CheckSignals()
             return 0
         return self.tell(n)
+
+    cdef int lose(self, int error) except -1:
+        self.epfd = -1
+        gl_lock(&self.wake_lock)
+        self.wakefd = -1
+        gl_unlock(&self.wake_lock)
+        return self.broken(error)
 
     cdef int batch_writes(self) except -1:
         self.batch = SendBatch()
@@ -187,5 +194,6 @@ cdef class EpollPoller(Poller):
         if self.forked():
             gl_unlock(&self.wake_lock)  # a thread that is not in this process may have held it
         self.close_fds()
+        self.broken_at = 0
         self.open()
         return self.reattach_all()

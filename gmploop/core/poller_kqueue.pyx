@@ -113,7 +113,7 @@ cdef class KqueuePoller(Poller):
             n = gl_kq_wait(&self.kq, self.events, MAX_EVENTS, delay_ns)
         if n < 0:
             if errno != EINTR:
-                PyErr_SetFromErrno(OSError)
+                return self.broken(errno)
             PyErr_CheckSignals()
             return 0
         for i in range(n):

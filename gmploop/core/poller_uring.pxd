@@ -28,7 +28,7 @@ cdef class UringPoller(EpollPoller):
     cdef bint epoll_armed       # the kernel has the wait for epoll events
     cdef bint epoll_op          # by EPOLL_WAIT; else POLL_ADD tells when to ask
     cdef bint losing
-    cdef int broken             # errno with which the ring failed for good
+    cdef int ring_error             # errno with which the ring failed for good
     cdef unsigned int looks     # polls, for LOOKS
     cdef list cancels           # tokens whose receives other threads want cancelled; under wake_lock
     cdef int open_ring(self) except -1

@@ -48,7 +48,7 @@ from libc.errno cimport EAGAIN, EBUSY, EEXIST, EINTR, EINVAL, ENOBUFS, ENOMEM, E
 import os
 from gmploop.core.batch cimport (
     SEND_BIT, GL_OP_SEND, GL_SQE_SKIP_SUCCESS, gl_uring_free, gl_uring_queued, gl_uring_sqe, gl_uring_next)
-from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
+from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed, gl_lock, gl_unlock
 from gmploop.core.poller cimport Poller, EV_IN, RX_OFF, RX_ON, RX_STOPPING
 from gmploop.core.poller_epoll cimport MAX_EVENTS
 
@@ -61,12 +61,17 @@ cdef extern from *:
     #ifndef ECANCELED
     #define ECANCELED 125
     #endif
+    static int gl_is_epoll(int fd) {
+        struct epoll_event e;
+        return epoll_wait(fd, &e, 1, 0) >= 0 || errno == EINTR;
+    }
     static void gl_wait_for(int fd, long long delay_ns) {
         struct pollfd p = { fd, POLLIN, 0 };
         long long ms = delay_ns < 0 ? -1 : (delay_ns + 999999) / 1000000;
         poll(&p, 1, ms > 2147483647 ? 2147483647 : (int)ms);
     }
     """
+    bint gl_is_epoll(int)
     int ECANCELED, ETIME
     void gl_wait_for(int, long long) nogil
     int eventfd(unsigned int, int)
@@ -131,8 +136,8 @@ cdef class UringPoller(EpollPoller):
         """A ring of this thread, in which all receives that are wanted are armed."""
         cdef int e
         cdef Watch w
-        if self.broken:
-            raise OSError(self.broken, os.strerror(self.broken))
+        if self.ring_error:
+            self.broken(self.ring_error)
         e = gl_uring_open_own(&self.r, ENTRIES, CQ_ENTRIES)
         if e >= 0:
             for op in (GL_OP_POLL_ADD, GL_OP_ASYNC_CANCEL, GL_OP_SEND, GL_OP_RECV):
@@ -283,6 +288,7 @@ cdef class UringPoller(EpollPoller):
             try:
                 self.enter(delay_ns)
             except OSError:                 # there is no ring any more; the next poll says so
+                self.broken_at = 0
                 break
             self.reap()
             delay_ns = 1000000
@@ -312,9 +318,14 @@ cdef class UringPoller(EpollPoller):
                     gl_wait_for(self.r.fd, 1000000)
         elif e != -EINTR and e != -ETIME:
             self.r.fd = -1                  # it was closed behind our back: the number may be somebody else's by now
-            self.broken = -e
+            self.ring_error = -e
             self.lose_ring()
-            raise OSError(-e, os.strerror(-e))
+            if not gl_is_epoll(self.epfd):          # likewise
+                self.epfd = -1
+                gl_lock(&self.wake_lock)
+                self.wakefd = -1
+                gl_unlock(&self.wake_lock)
+            self.broken(-e)
         return -e
 
     cdef int poll(self, int64_t delay_ns) except -1:

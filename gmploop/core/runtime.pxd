@@ -1,17 +1,27 @@
 from gmploop.core.g cimport G
 from gmploop.core.handle cimport TimerHandle, flag
-from gmploop.core.poller cimport Poller
+from gmploop.core.poller cimport Poller, Watch
+
+cdef class RestWatch:
+    cdef object at_rest
+    cdef long long after_ns
+    cdef int looks              # calls of at_rest() since something has come
+    cdef Watch alive
+    cdef long long wait_ns(self, LoopCore loop)
+    cdef int waited(self, LoopCore loop, long long delay_ns) except -1
 
 cdef class LoopCore(G):
     cdef readonly Poller poller
-    cdef public flag _stopping, _closed
     cdef public object _task_factory
+    cdef RestWatch rest                 # None but in gmploop.run()
     cdef object task_kwargs             # {"loop": self}, made once
     cdef readonly flag own_tasks        # create_task() and create_future() give the types of task.pyx and future.pyx
     cdef flag custom_call_at            # call_later() then goes through it, as asyncio's does
     cdef flag custom_time               # a subclass overrides time(): virtual clocks
-    cdef unsigned int skipped, skip     # turns since the last poll; how many may pass while work is ready
-    cdef unsigned int empty_polls
+    cdef public flag _stopping
+    cdef flag closed                    # any thread may ask; its runner sets it
+    cdef unsigned char skipped, skip    # turns since the last poll; how many may pass while work is ready
+    cdef unsigned char empty_polls
     cdef unsigned long long polled_at   # gl_ticks() of the last poll
     cdef double clock(self) except? -1
     cdef int poll_io(self) except -1

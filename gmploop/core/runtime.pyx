@@ -16,7 +16,7 @@ from cpython.ref cimport Py_INCREF, Py_DECREF
 from libc.math cimport isinf, isnan, INFINITY
 from libc.stdlib cimport calloc, free
 from gmploop.core.handle cimport (
-    Handle, TimerHandle, THREADSAFE, WHOLE, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
+    Handle, TimerHandle, flag, THREADSAFE, WHOLE, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
     GL_TICKS_LITTLE, gl_lock, gl_unlock)
 from gmploop.core.g cimport (
     gl_ring_len, gl_ring_pop, gl_g_cas, gl_g_set, gl_g_clear_notified, gl_pool, G_IDLE, G_RUNNABLE, G_RUNNING)
@@ -25,6 +25,7 @@ from gmploop.core.task cimport Task, make_task, run_task
 from gmploop.core.poller cimport Watch, uint32_t
 from gmploop.core.stream cimport SocketTransport
 from gmploop.core.fdwatch cimport SockOp
+from gmploop.core.sched cimport sched
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
@@ -40,7 +41,10 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef extern from "atomics.h" nogil:
     void gl_store_relaxed(unsigned long *, unsigned long)
+    unsigned long owner_acquire "gl_load_acquire"(unsigned long *)
     void gl_fence_seq_cst()
+    flag load_flag "gl_load_relaxed"(flag *)
+    void store_flag "gl_store_release"(flag *, flag)
 
 cdef extern from *:
     """
@@ -59,6 +63,7 @@ cdef extern from *:
 
 cdef enum:
     MAX_SKIP = 61               # turns; Go's schedtick interval for looking at the global queue
+    LOOKS = 3                   # at a run that may never go on; guessed
     DAY_NS = 86400000000000     # asyncio's MAXIMUM_SELECT_TIMEOUT
 
 # Injected by gmploop.loop.
@@ -85,9 +90,39 @@ def keep_freed_memory(long trim_bytes, long mmap_bytes):
     gl_keep_freed_memory(trim_bytes, mmap_bytes)
 
 
+@cython.final
+cdef class RestWatch:
+    """Notices that a run of gmploop may never go on.
+
+    The loop's first wait without bound is one of after_ns. If that ends with nothing to do, at_rest() is called; then the
+    loop really waits, and what wakes it (something to do, or at_rest's own doing once the goroutines have come to rest)
+    starts this anew. So a loop that has work never calls at_rest(), and an idle one wakes up once. If at_rest() returns
+    True, what it saw may pass by itself, it is called twice more, after 10 and 100 times as long. If it returns a watch,
+    there is nothing to ask for while that is there: something may come by it.
+    """
+    cdef long long wait_ns(self, LoopCore loop):
+        if self.alive is not None:
+            if self.alive.poller is loop.poller:
+                return -1
+            self.alive = None
+        if self.looks == LOOKS or not (loop.waits or sched().procs):
+            return -1
+        return self.after_ns * (1 if self.looks == 0 else 10 if self.looks == 1 else 100)
+
+    cdef int waited(self, LoopCore loop, long long delay_ns) except -1:
+        if gl_ring_len(&loop.ready) == 0 and delay_ns > 0:
+            seen = self.at_rest()
+            if isinstance(seen, Watch):
+                self.alive = seen
+            self.looks = self.looks + 1 if seen is True else LOOKS
+        if gl_ring_len(&loop.ready) or delay_ns < 0:
+            self.looks = 0
+        return 0
+
+
 cdef class LoopCore(G):
     def __cinit__(self):
-        self._closed = True             # until _open(): __del__ of a loop whose constructor failed has nothing to close
+        self.closed = True              # until _open(): __del__ of a loop whose constructor failed has nothing to close
 
     def _open(self, str poller, bint write_batching=False):
         """Open the poller of this name. Once, by the constructor of the subclass. OSError says why it cannot be had."""
@@ -186,7 +221,15 @@ cdef class LoopCore(G):
         return gl_load_relaxed(&self.w.owner) != 0
 
     def is_closed(self):
-        return self._closed
+        return load_flag(&self.closed)
+
+    @property
+    def _closed(self):
+        return load_flag(&self.closed)
+
+    @_closed.setter
+    def _closed(self, value):
+        store_flag(&self.closed, bool(value))
 
     def _mine(self):
         return gl_world_mine(&self.w)
@@ -205,14 +248,14 @@ cdef class LoopCore(G):
         self.task_kwargs = None
 
     cdef bint gone(self) noexcept:
-        return self._closed
+        return load_flag(&self.closed)
 
     cdef int purge(self) except -1:
         """By who has posted and finds it closed now: close() empties the inbox, perhaps before the post."""
         cdef bint mine = False
         while not mine:
             gl_lock(&self.w.lock)
-            mine = gl_load_relaxed(&self.w.owner) == 0
+            mine = owner_acquire(&self.w.owner) == 0      # a goroutine's last M sets that without the lock
             if mine:
                 gl_store_relaxed(&self.w.owner, PyThread_get_thread_ident())
             gl_unlock(&self.w.lock)
@@ -223,7 +266,7 @@ cdef class LoopCore(G):
         return self.disown()
 
     cdef int check_open(self) except -1:
-        if self._closed:
+        if load_flag(&self.closed):
             raise RuntimeError("Event loop is closed")
         return 0
 
@@ -454,6 +497,9 @@ cdef class LoopCore(G):
     cdef int poll_io(self) except -1:
         cdef long long delay_ns = self.wait_ns()
         cdef int n
+        cdef bint unbounded = delay_ns < 0 and self.rest is not None
+        if unbounded:
+            delay_ns = self.rest.wait_ns(self)
         if self.poller is None:
             raise RuntimeError("the loop's constructor has not run")
         if self.poller.forked():
@@ -465,14 +511,16 @@ cdef class LoopCore(G):
             self.drain_inbox()
         if delay_ns:
             try:
-                n = self.poller.poll(delay_ns)
+                n = self.poller.poll(delay_ns) if not self.poller.broken_at else self.poller.poll_broken(delay_ns)
             finally:
                 gl_g_cas(&self.s.state, G_IDLE, G_RUNNABLE)
                 gl_g_set(&self.s.state, G_RUNNING)
                 gl_fence_seq_cst()          # with the poster's CAS on the inbox: it sees RUNNING, or we see its post
                 self.drain_inbox()
+            if unbounded and not self._stopping:
+                self.rest.waited(self, delay_ns)
         else:
-            n = self.poller.poll(0)
+            n = self.poller.poll(0) if not self.poller.broken_at else self.poller.poll_broken(0)
         self.polled_at = gl_ticks()
         self.skipped = 0
         if n or delay_ns:
@@ -480,11 +528,19 @@ cdef class LoopCore(G):
         elif self.skip < MAX_SKIP and not self.custom_time:     # a clock of its own may run at any speed
             self.empty_polls += 1
             if self.empty_polls > 8:        # a few sleep(0) in a row poll each time, as on stock
-                self.skip = min(self.skip * 2 + 1, <unsigned int>MAX_SKIP)
+                self.skip = min(<unsigned char>(self.skip * 2 + 1), <unsigned char>MAX_SKIP)
         self.w.timers_due = False
         if self.w.timers.n:
             self.take_due(self.clock())
         return 0
+
+    def _watch_rest(self, at_rest, long long after_ns):
+        """Call at_rest() when this loop, and what else it waits for, might never go on; None: no longer."""
+        cdef RestWatch watch = None
+        if at_rest is not None:
+            watch = RestWatch.__new__(RestWatch)
+            watch.at_rest, watch.after_ns = at_rest, after_ns
+        self.rest = watch
 
     # -- futures and tasks. The types are looked up where asyncio has them, as asyncio does.
 

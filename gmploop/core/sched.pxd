@@ -19,6 +19,7 @@ cdef extern from "scheduler.h" nogil:
     enum: M_NEW, M_RUNNING, M_SPINNING, M_PARKED, M_POLLING, M_ORPHAN, M_DEAD
     ctypedef struct gl_counters:
         uint64_t runs, inherited, steals, stolen, from_global, overflows, polls, timers, wakes
+        uint64_t latency[1]
     ctypedef struct gl_runq:
         gl_g *runnext
     ctypedef struct gl_p:
@@ -43,6 +44,19 @@ cdef extern from "scheduler.h" nogil:
         void *pool
         void *hook_world
         uint32_t turns
+    ctypedef struct gl_event:
+        int64_t when_ns
+        const void *g
+        uint64_t what
+    ctypedef struct gl_events:
+        uint64_t next
+    int gl_events_get(gl_events *, uint64_t, gl_event *)
+    enum: GL_LATENCIES, GL_EVENTS, EV_G
+    unsigned int gl_latency_above(int)
+    void gl_running(gl_sched *, gl_m *, gl_p *, gl_g *)
+    void gl_happened(gl_sched *, int, const void *, const gl_p *, const gl_m *)
+    void gl_put_event(gl_sched *, int64_t, int, const void *, const gl_p *, const gl_m *)
+    int64_t gl_event_time(gl_sched *)
     ctypedef struct gl_batch:
         gl_g *first
         uint32_t n
@@ -57,11 +71,17 @@ cdef extern from "scheduler.h" nogil:
         gl_p *allp[1]
         gl_m *allm[1]
         int64_t lastpoll_ns, spin_ns, backlog_ns
-        uint64_t handoffs, retakes, stalls, late_polls, parks, m_made
+        uint64_t handoffs, retakes, stalls, late_polls, parks, spins, m_made
+        int events_on
+        gl_events *events[1]
         gl_note sysmon
         int (*poll)(gl_m *, int64_t) noexcept nogil
         void (*poll_break)() noexcept nogil
         int (*start_thread)(gl_m *) noexcept nogil
+        int rest_wanted
+        void (*on_rest)() noexcept nogil
+    int gl_at_rest(gl_sched *)
+    int gl_start_first(gl_sched *)
     void gl_sched_init(gl_sched *)
     void gl_sched_after_fork(gl_sched *)
     int gl_set_procs(gl_sched *, int)

@@ -29,6 +29,7 @@
 
 #include "park.h"
 #include "runq.h"
+#include "events.h"
 #include "timers.h"
 #include <limits.h>
 #include <string.h>
@@ -37,7 +38,11 @@ enum { GL_MAX_P = 256, GL_MAX_M = 2048 };       /* guessed; Go stops at 10,000 M
 enum { P_IDLE, P_RUNNING, P_INCALL, P_DEAD, P_STATES };
 enum { M_NEW, M_RUNNING, M_SPINNING, M_PARKED, M_POLLING, M_ORPHAN, M_DEAD, M_STATES };
 enum { GL_STOP, GL_GOT_G, GL_GOT_EVENTS };      /* what gl_find() brings */
+#define GL_REFUSED_NS 10000000                  /* then the system is asked for a thread again; guessed */
 enum { GL_LISTS = 16 };                         /* lists of all Gs: as many as threads hardly meet in */
+enum { GL_SAMPLED = 8 };                        /* of so many waits for a P one is timed, for the clock's sake; Go's */
+enum { GL_LATENCIES = 108 };                    /* gl_latency_bucket() of 2^28 - 1, and one */
+enum { EV_G = 0, EV_P = 8, EV_M = 16 };         /* kinds of events: these + the new state */
 
 static const unsigned char gl_p_legal[P_STATES][P_STATES] = {
     /* from \ to    IDLE RUNNING INCALL DEAD */
@@ -61,15 +66,18 @@ static const unsigned char gl_m_legal[M_STATES][M_STATES] = {
 
 typedef struct {                        /* written by the P's owner, read by anybody */
     uint64_t runs, inherited, steals, stolen, from_global, overflows, polls, timers, wakes;
+    uint64_t latency[GL_LATENCIES];     /* runnable to running, of the waits that are sampled */
 } gl_counters;
 
 typedef struct gl_p {
+    struct gl_sched *sched;
     int id;
     int status;                         /* state | M's id << 3; see above */
     gl_runq q;
     gl_spinlock tlock;
     gl_timers timers;                   /* one entry for each world that waits for a time */
     int64_t next_ns;                    /* the earliest of them; INT64_MAX: none. Written under tlock */
+    uint32_t woken;                     /* worlds that a time has woken; under tlock */
     uint32_t schedtick;                 /* turns begun. Owner */
     int64_t tick_ns, mean_ns;           /* time of the last multiple of four, length of a turn since then. Owner */
     struct gl_p *link;                  /* idle list */
@@ -80,6 +88,7 @@ typedef struct gl_p {
 } gl_p;
 
 struct gl_m {
+    struct gl_sched *sched;
     int id;
     int state;
     int spinning;                       /* itself; who wakes it before it wakes */
@@ -96,6 +105,7 @@ struct gl_m {
     int tid;                            /* of the kernel's, where it has one */
     int blocked;                        /* in blocking() or syscall() */
     uint32_t random;
+    uint32_t readied;                   /* Gs made runnable. Itself */
     void *events;                       /* the poller's buffer of this M */
     uint32_t turns;                     /* begun. Itself; sysmon reads */
     gl_g *last;                         /* whose loop is the thread's running loop; only compared */
@@ -129,11 +139,18 @@ typedef struct gl_sched {
     gl_list all[GL_LISTS];              /* every G from go() to death */
     gl_note sysmon;
     int sysmon_parked;
-    uint64_t handoffs, retakes, stalls, late_polls, parks, m_made;
+    uint64_t handoffs, retakes, stalls, late_polls, parks, spins, m_made;
+    uint32_t readied;                   /* as an M's, by threads that are none: some may be lost */
+    int events_on;
+    gl_events *events[GL_MAX_P + 1];    /* of each P and, first, of what happens without one; made by the first event */
     int64_t spin_ns, backlog_ns;        /* config: SPIN_US, BACKLOG_US */
     int (*poll)(gl_m *mp, int64_t delay_ns);    /* <0 waits, 0 looks, >0 bounded; how many events are in mp->events */
     void (*poll_break)(void);
     int (*start_thread)(gl_m *mp);      /* 0, or -1 */
+    gl_m *spare;                        /* an M that no thread was to be had for, and */
+    int64_t refused_ns;                 /* when. Under lock; read anywhere */
+    int rest_wanted;                    /* somebody wants to know when all Ms have come to rest. Atomic; cleared by who tells */
+    void (*on_rest)(void);
 } gl_sched;
 
 #define GL_NEVER INT64_MAX
@@ -142,7 +159,64 @@ typedef struct gl_sched {
 #define GL_ADD(counter, n)  gl_store_relaxed(&(counter), (counter) + (n))
 #define GL_SUM(counter, n)  __atomic_fetch_add(&(counter), (n), __ATOMIC_RELAXED)
 
-/* -- the one seam through which transitions of P and M go */
+/* -- the seam for looking in: every transition of a G, P or M passes through gl_happened(). What gives a G or P to others
+ * does so before them, or takes its time before, so that the events of each come in the order of their times. */
+
+static void gl_put_event(gl_sched *S, int64_t when_ns, int kind, const void *g, const gl_p *pp, const gl_m *mp) {
+    gl_events **at = &S->events[pp ? pp->id + 1 : 0], *ring = gl_load_acquire(at), *none = NULL;
+    if (!ring) {
+        if (!(ring = (gl_events *)calloc(1, sizeof *ring))) return;
+        if (!__atomic_compare_exchange_n(at, &none, ring, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+            free(ring);
+            ring = none;
+        }
+    }
+    gl_events_put(ring, when_ns, g, (uint64_t)kind | (uint64_t)(pp ? pp->id + 1 : 0) << 8
+                  | (uint64_t)(mp ? mp->id : 0) << 24);
+}
+
+/* The time for an event that is put when it has happened; 0 while nobody looks. */
+static inline int64_t gl_event_time(gl_sched *S) {
+    return __builtin_expect(gl_load_relaxed(&S->events_on), 0) ? gl_now_ns() : 0;
+}
+
+static inline void gl_happened(gl_sched *S, int kind, const void *g, const gl_p *pp, const gl_m *mp) {
+    if (__builtin_expect(gl_load_relaxed(&S->events_on), 0)) gl_put_event(S, gl_now_ns(), kind, g, pp, mp);
+}
+
+/* A G becomes runnable. By who queues it next; mp: the M that does, or NULL. */
+static inline uint32_t gl_since(void) { return ((uint32_t)(gl_now_ns() >> 5) & 0xfffffff) | 1; }
+
+static inline void gl_runnable(gl_sched *S, gl_m *mp, gl_g *gp) {
+    uint32_t *readied = mp ? &mp->readied : &S->readied, n = gl_load_relaxed(readied);
+    gl_store_relaxed(readied, n + 1);
+    gp->since = n % GL_SAMPLED ? 0 : gl_since();
+    gl_happened(S, EV_G + G_RUNNABLE, gp->obj, mp ? mp->p : NULL, mp);
+}
+
+/* Four buckets for each power of two: what is in one is at most a quarter larger than what else is. */
+static inline int gl_latency_bucket(uint32_t units) {
+    int e = units < 4 ? 1 : 31 - __builtin_clz(units);
+    return units < 4 ? (int)units : (e - 1) * 4 + (int)(units >> (e - 2) & 3);
+}
+
+/* The least number of units that is above the bucket. */
+static inline uint32_t gl_latency_above(int bucket) {
+    return bucket < 4 ? (uint32_t)bucket + 1 : (uint32_t)(bucket % 4 + 5) << (bucket / 4 - 1);
+}
+
+/* The M that holds pp runs the G. */
+static inline void gl_running(gl_sched *S, gl_m *mp, gl_p *pp, gl_g *gp) {
+    if (gp->since) {
+        GL_ADD(pp->n.latency[gl_latency_bucket((gl_since() - gp->since) & 0xfffffff)], 1);
+        gp->since = 0;
+    }
+    gl_happened(S, EV_G + G_RUNNING, gp->obj, pp, mp);
+}
+
+static inline gl_m *gl_m_at(gl_sched *S, int status) {
+    return status >> 3 ? gl_load_acquire(&S->allm[(status >> 3) - 1]) : NULL;
+}
 
 static inline int gl_status(int state, const gl_m *mp) { return state | (mp ? mp->id : 0) << 3; }
 
@@ -155,7 +229,10 @@ static inline int gl_p_cas(gl_p *pp, int from, int to) {
 #ifdef GMPLOOP_DEBUG_STATES
     if (!gl_p_legal[from & 7][to & 7]) gl_illegal("a P", from & 7, to & 7);
 #endif
-    return gl_cas_int(&pp->status, from, to);
+    int64_t when = gl_event_time(pp->sched);
+    int done = gl_cas_int(&pp->status, from, to);
+    if (when && done) gl_put_event(pp->sched, when, EV_P + (to & 7), NULL, pp, gl_m_at(pp->sched, to));
+    return done;
 }
 
 /* By who has the P in hand, alone. */
@@ -164,6 +241,7 @@ static inline void gl_p_set(gl_p *pp, int to) {
     int from = gl_load_relaxed(&pp->status);
     if (!gl_p_legal[from & 7][to & 7]) gl_illegal("a P", from & 7, to & 7);
 #endif
+    gl_happened(pp->sched, EV_P + (to & 7), NULL, pp, gl_m_at(pp->sched, to));
     gl_store_release(&pp->status, to);
 }
 
@@ -172,6 +250,7 @@ static inline void gl_m_set(gl_m *mp, int to) {
     int from = gl_load_relaxed(&mp->state);
     if (from != to && !gl_m_legal[from][to]) gl_illegal("an M", from, to);
 #endif
+    gl_happened(mp->sched, EV_M + to, NULL, mp->p, mp);
     gl_store_relaxed(&mp->state, to);
 }
 
@@ -251,13 +330,26 @@ static inline void gl_give(gl_m *mp, gl_p *pp, int spinning) {
     mp->nextp = pp;
 }
 
+/* Whether no thread was to be had just now. */
+static inline int gl_refused(gl_sched *S, int64_t now) {
+    return gl_load_relaxed(&S->spare) && now - gl_load_relaxed(&S->refused_ns) < GL_REFUSED_NS;
+}
+
 static gl_m *gl_new_m(gl_sched *S) {            /* under lock */
-    gl_m *mp;
+    gl_m *mp = S->spare;
+    if (mp) {
+        if (gl_refused(S, gl_now_ns())) return NULL;
+        gl_store_relaxed(&S->spare, NULL);
+        GL_ADD(S->nmlive, 1);
+        return mp;
+    }
     if (S->nm == GL_MAX_M || !(mp = (gl_m *)calloc(1, sizeof *mp))) return NULL;
-    mp->id = ++S->nm;                           /* 0 is nobody */
+    mp->sched = S;
+    mp->id = S->nm + 1;                         /* 0 is nobody */
     mp->random = (uint32_t)mp->id * 2654435761u;
     gl_note_init(&mp->note);
     gl_store_release(&S->allm[mp->id - 1], mp);
+    gl_store_release(&S->nm, mp->id);
     GL_ADD(S->nmlive, 1);
     GL_ADD(S->m_made, 1);
     return mp;
@@ -267,6 +359,7 @@ static gl_m *gl_new_m(gl_sched *S) {            /* under lock */
 static void gl_startm(gl_sched *S, gl_p *pp, int spinning) {
     gl_m *mp, *made = NULL;
     int polls = 0;
+    GL_SUM(S->spins, (uint64_t)spinning);
     pthread_mutex_lock(&S->lock);
     if ((mp = S->midle)) {
         S->midle = mp->link;
@@ -282,8 +375,11 @@ static void gl_startm(gl_sched *S, gl_p *pp, int spinning) {
     if (made) {
         if (S->start_thread(made) == 0) return;
         pthread_mutex_lock(&S->lock);           /* no thread to be had; sysmon tries again */
-        gl_m_set(made, M_DEAD);
         made->nextp = NULL;
+        made->spinning = 0;
+        gl_store_relaxed(&S->refused_ns, gl_now_ns());
+        if (S->spare) gl_m_set(made, M_DEAD);
+        else gl_store_relaxed(&S->spare, made);
         GL_ADD(S->nmlive, -1);
         gl_p_set(pp, P_IDLE);
         gl_pidle_put(S, pp);
@@ -294,6 +390,19 @@ static void gl_startm(gl_sched *S, gl_p *pp, int spinning) {
         if (spinning) __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
     } else if (polls) S->poll_break();
     else gl_note_wake(&mp->note);
+}
+
+/* The first M, before there is work: whether a thread can be had at all. */
+static int gl_start_first(gl_sched *S) {
+    gl_p *pp;
+    pthread_mutex_lock(&S->lock);
+    gl_store_relaxed(&S->refused_ns, gl_now_ns() - 2 * GL_REFUSED_NS);
+    pp = gl_pidle_get(S);
+    pthread_mutex_unlock(&S->lock);
+    __atomic_fetch_add(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
+    if (pp) gl_startm(S, pp, 1);
+    else __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
+    return gl_load_relaxed(&S->nmlive) > 0 ? 0 : -1;
 }
 
 /* -- timers */
@@ -352,7 +461,11 @@ static inline uint32_t gl_timers_run(gl_p *pp, int64_t now_ns, gl_batch *b) {
     gl_lock(&pp->tlock);
     while (pp->timers.n && (pp->timers.a[0].when <= now || now_ns == GL_NEVER)) {
         gl_g *gp = (gl_g *)gl_timers_remove(&pp->timers, 0);
-        if (gl_g_notify(&gp->state)) gl_batch_add(b, gp);
+        if (gl_g_notify(&gp->state)) {
+            gp->since = pp->woken++ % GL_SAMPLED ? 0 : gl_since();
+            gl_happened(pp->sched, EV_G + G_RUNNABLE, gp->obj, pp, NULL);
+            gl_batch_add(b, gp);
+        }
         n++;
     }
     gl_note_next(pp);
@@ -412,6 +525,7 @@ static inline void gl_ready(gl_sched *S, gl_m *mp, gl_g *gp, int next) {
     gl_batch over = { 0 };
     gl_p *pp = mp ? mp->p : NULL;
     int in_call = pp && gl_load_relaxed(&pp->status) != gl_status(P_RUNNING, mp);
+    gl_runnable(S, mp, gp);
     if (in_call) pp = gl_enter(mp);
     if (!pp) {
         gl_batch_add(&over, gp);
@@ -427,6 +541,7 @@ static inline void gl_ready(gl_sched *S, gl_m *mp, gl_g *gp, int next) {
 /* After its turn: to the end of the line. The M is not in a callback; it may have lost its P. */
 static inline void gl_requeue(gl_sched *S, gl_m *mp, gl_g *gp) {
     gl_batch over = { 0 };
+    gl_runnable(S, mp, gp);
     if (mp->p) gl_runq_put(&mp->p->q, gp, 0, &over);
     else gl_batch_add(&over, gp);
     if (over.n) gl_inject(S, &over);
@@ -435,7 +550,7 @@ static inline void gl_requeue(gl_sched *S, gl_m *mp, gl_g *gp) {
 /* -- all Gs. Whoever goes through a list holds its lock; a G leaves it before its memory goes. */
 
 static inline void gl_all_add(gl_sched *S, gl_g *gp, int list) {
-    gp->list = list;
+    gp->list = (unsigned)list & 15;
     gl_lock(&S->all[list].lock);
     gp->all_prev = NULL;
     gp->all_next = S->all[list].first;
@@ -543,6 +658,7 @@ static inline int gl_any_work(gl_sched *S, int64_t now) {
 static inline void gl_spin_begin(gl_sched *S, gl_m *mp) {
     if (mp->spinning) return;
     mp->spinning = 1;
+    GL_SUM(S->spins, 1);
     __atomic_fetch_add(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
     gl_m_set(mp, M_SPINNING);
 }
@@ -577,6 +693,19 @@ static inline void gl_adopt(gl_m *mp) {          /* the P that somebody gave it 
     mp->p = mp->nextp;
     mp->nextp = NULL;
     if (mp->p) gl_m_set(mp, mp->spinning ? M_SPINNING : M_RUNNING);
+}
+
+/* Whether no M runs or looks for work, and none waits for a time or for events. */
+static inline int gl_at_rest(gl_sched *S) {
+    return gl_load_relaxed(&S->npidle) >= gl_load_relaxed(&S->procs) && !gl_load_relaxed(&S->qsize)
+        && !gl_load_relaxed(&S->nmspinning) && !gl_load_relaxed(&S->watchers) && gl_timers_min(S) == GL_NEVER;
+}
+
+/* By an M that has given up its P, before it sleeps. The last of them sees that all are at rest: each has put its P
+ * among the idle ones under `lock` before it looks. Who wants to be told sets `rest_wanted`, fence, looks once itself. */
+static inline void gl_tell_rest(gl_sched *S) {
+    gl_fence_seq_cst();
+    if (gl_load_relaxed(&S->rest_wanted) && gl_at_rest(S) && gl_cas_int(&S->rest_wanted, 1, 0)) S->on_rest();
 }
 
 /* Sleep until somebody gives a P, or a locked G. */
@@ -737,6 +866,7 @@ static int gl_find(gl_sched *S, gl_m *mp, gl_g **out, int *n_events) {
                 continue;
             }
         } else if (until < gl_load_relaxed(&S->poll_until)) S->poll_break();
+        gl_tell_rest(S);
         gl_park(S, mp);
     }
 }
@@ -797,12 +927,13 @@ static inline void gl_give_to_locked(gl_m *mp, gl_g *gp) {
 /* The M of a locked G has nothing to run: others get its P, and it sleeps until its G comes, with a P. */
 static inline void gl_park_locked(gl_sched *S, gl_m *mp) {
     gl_p *pp = mp->p;
-    gl_m_set(mp, M_PARKED);
     if (pp) {
         mp->p = NULL;
         gl_p_set(pp, P_IDLE);
         gl_handoff(S, pp);
     }
+    gl_tell_rest(S);
+    gl_m_set(mp, M_PARKED);
     gl_note_sleep(&mp->note, -1);
     gl_adopt(mp);
 }
@@ -815,6 +946,7 @@ static int gl_set_procs(gl_sched *S, int n) {
     while (S->nallp < n) {
         gl_p *pp = (gl_p *)calloc(1, sizeof *pp);
         if (!pp) { pthread_mutex_unlock(&S->lock); return -1; }
+        pp->sched = S;
         pp->id = S->nallp;
         pp->next_ns = GL_NEVER;
         pp->status = P_DEAD;
@@ -861,7 +993,9 @@ static inline void gl_sched_after_fork(gl_sched *S) {
     fresh.poll = S->poll;
     fresh.poll_break = S->poll_break;
     fresh.start_thread = S->start_thread;
+    fresh.on_rest = S->on_rest;
     fresh.forks = S->forks + 1;
+    fresh.events_on = S->events_on;
     *S = fresh;
     gl_sched_init(S);
 }

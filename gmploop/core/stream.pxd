@@ -11,6 +11,7 @@ cdef class SocketTransport(Transport):
     cdef gl_ring wbuf               # exact bytes objects, each a reference
     cdef Py_ssize_t woff            # bytes of the first chunk that are sent
     cdef bint eof_sent, eof_got, buffered
+    cdef bint feeds_reader          # the protocol is asyncio's, which feeds a StreamReader
     cdef bint drained               # the last read emptied the socket and no event has come since
     cdef bint batching              # small data waits in `out` for the end of the turn
     cdef bint put_out(self, object data, Py_ssize_t size) except -1

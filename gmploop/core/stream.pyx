@@ -25,6 +25,7 @@ from cpython.ref cimport Py_INCREF, Py_DECREF
 from libc.errno cimport errno, EAGAIN, ECONNABORTED, EINTR
 from gmploop.core.g cimport G, gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_at, gl_ring_free
 from gmploop.core.handle cimport gl_world_mine
+from gmploop.core.reader cimport feed, feeds, hasten
 from gmploop.core.transport cimport AF_INET, AF_INET6, AF_UNIX, sockaddr, sockaddr_storage, socklen_t
 from gmploop.core.poller cimport Poller, uint32_t, EV_IN, EV_PRI, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, \
     EV_AGAIN, RBUF
@@ -161,6 +162,9 @@ cdef class SocketTransport(Transport):
 
     cdef int use_protocol(self, protocol) except -1:
         self.buffered = isinstance(protocol, BufferedProtocol)
+        self.feeds_reader = feeds(protocol)
+        if self.feeds_reader:
+            hasten(protocol)
         self.protocol = protocol
         return 0
 
@@ -267,8 +271,9 @@ cdef class SocketTransport(Transport):
         return 0
 
     cdef int read_data(self) except -1:
-        cdef char *buf
+        cdef char *buf = NULL
         cdef Py_ssize_t n
+        data = None
         if self.unread is not None:
             data = self.take_unread(RBUF)
             n = RBUF
@@ -279,14 +284,16 @@ cdef class SocketTransport(Transport):
                 return self.read_failed()
             if n == 0:
                 return self.on_eof()
-            data = PyBytes_FromStringAndSize(buf, n)
             if self.poller.receives:
                 self.run = self.run + 1 if n <= SMALL else 0
                 if self.run >= SMALL_IN:
                     self.receive_again()
         self.drained = n < RBUF and not self.more and not self.by_completion
         try:
-            PyObject_CallMethodOneArg(self.protocol, data_received, data)
+            if data is None and not (self.feeds_reader and feed(self.protocol, buf, n)):
+                data = PyBytes_FromStringAndSize(buf, n)
+            if data is not None:
+                PyObject_CallMethodOneArg(self.protocol, data_received, data)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
@@ -737,3 +744,47 @@ def accept_connections(G loop not None, Poller poller not None, sock, factory, s
             if isinstance(exc, (SystemExit, KeyboardInterrupt)):
                 raise
             loop._accept_failed(exc, protocol, t if t is not None and t.born else None)
+
+
+@cython.final
+cdef class Accepted:
+    """An accepted connection without a transport: one is made of it in the world that shall have it. Dropped, it closes."""
+    cdef int fd, family, proto
+    cdef sockaddr_storage a
+    cdef socklen_t size
+
+    def __cinit__(self):
+        self.fd = -1
+
+    def __dealloc__(self):
+        self.close()
+
+    def close(self):
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            c_close(fd)
+
+    def adopt(self, G loop not None, Poller poller not None, protocol, server, context):
+        """Make the transport. If that fails the connection is closed."""
+        cdef SocketTransport t = SocketTransport.__new__(SocketTransport)
+        try:
+            t.accepted(loop, poller, self.fd, self.family, self.proto, &self.a, self.size, protocol, server, context)
+        finally:
+            if t.born:
+                self.fd = -1
+            self.close()
+
+
+def accept_one(sock):
+    """The next connection that waits at a listening socket which accepts() approves of; None if none does."""
+    cdef Accepted conn = Accepted.__new__(Accepted)
+    conn.family, conn.proto = gl_get(socket_family, sock), gl_get(socket_proto, sock)
+    while sock.fileno() >= 0:
+        conn.size = sizeof(conn.a)
+        conn.fd = gl_accept(sock.fileno(), <sockaddr *>&conn.a, &conn.size)
+        if conn.fd >= 0:
+            return conn
+        if errno != ECONNABORTED:
+            if not would_block():
+                PyErr_SetFromErrno(OSError)
+            return None

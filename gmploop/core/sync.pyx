@@ -338,6 +338,10 @@ cdef class Select(Waiter):
             self.order[n + i] = place
         return 0
 
+    @property
+    def waits_at(self):
+        return self.channels
+
     cdef Shared where(self, unsigned index):
         return <Shared>self.channels[index]
 

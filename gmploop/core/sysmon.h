@@ -5,8 +5,8 @@
  * that has waited `queue_ns` behind a callback, and for timers that are overdue; (d) a callback that runs `stall_ns` is
  * reported, once. Times count from the first look that saw the callback, at most one nap after it began.
  *
- * Naps: NAP_MIN_NS while something is done, doubling after 50 naps without, up to `nap_max_ns`, never past the next
- * retake. While all Ps are idle it sleeps until somebody takes one (`sysmon_parked`, under the scheduler's lock).
+ * Naps: `nap_min_ns` while something is done, doubling after 50 naps without, up to `nap_max_ns`, not past the next retake
+ * unless a nap is longer anyway. While all Ps are idle it sleeps until somebody takes one (`sysmon_parked`, under the scheduler's lock).
  *
  * A callback that computes needs a core, and a P handed off adds a thread: so without a GIL (`one_computing`) only one
  * of those may go on alone at a time. Callbacks that sleep may without limit.
@@ -17,13 +17,13 @@
 #include "scheduler.h"
 
 enum { GL_ORPHANS = 256 };
-enum { NAP_MIN_NS = 20000, NAPS_AT_MIN = 50 };      /* Go's */
+enum { NAPS_AT_MIN = 50 };          /* Go's */
 
 typedef struct { gl_m *mp; uint32_t turn; int64_t since_ns; int reported; } gl_orphan;
 
 typedef struct {
     int64_t retake_ns, poll_ns, queue_ns, stall_ns;     /* 0 switches a duty off */
-    int64_t nap_max_ns, trace_ns;
+    int64_t nap_min_ns, nap_max_ns, trace_ns;
     int observe;                        /* report, but take nothing away */
     int detail;                         /* schedtrace with the lines of P and M */
     int one_computing;
@@ -94,7 +94,7 @@ static int gl_watch_p(gl_sched *S, gl_watch *w, gl_p *pp, int64_t now, int64_t *
         return 0;
     }
     ran = now - pp->seen_ns;
-    if (w->queue_ns && ran >= w->queue_ns && gl_load_relaxed(&S->npidle) && gl_runq_len(&pp->q)) {
+    if (w->queue_ns && ran >= w->queue_ns && gl_load_relaxed(&S->npidle) && gl_runq_len(&pp->q) && !gl_refused(S, now)) {
         gl_wakep(S);
         done = 1;
     }
@@ -152,6 +152,11 @@ static int gl_look(gl_sched *S, gl_watch *w, int64_t *deadline) {
     for (int i = 0, n = gl_load_acquire(&S->nallp); i < n; i++)
         done |= gl_watch_p(S, w, S->allp[i], now, deadline);
     gl_check_orphans(w, now);
+    if (w->trace_ns && now - w->traced_ns >= w->trace_ns) {
+        w->traced_ns = now;
+        gl_trace(S, w, now);
+    }
+    if (gl_refused(S, now)) return done;
     if (w->poll_ns && gl_load_relaxed(&S->watchers) && !gl_load_relaxed(&S->polling)
             && now - gl_load_relaxed(&S->lastpoll_ns) > w->poll_ns && gl_load_relaxed(&S->npidle)) {
         GL_SUM(S->late_polls, 1);
@@ -163,19 +168,15 @@ static int gl_look(gl_sched *S, gl_watch *w, int64_t *deadline) {
         gl_wakep(S);
         done = 1;
     }
-    if (w->trace_ns && now - w->traced_ns >= w->trace_ns) {
-        w->traced_ns = now;
-        gl_trace(S, w, now);
-    }
     return done;
 }
 
 static void gl_sysmon_run(gl_sched *S, gl_watch *w) {
-    int64_t nap = NAP_MIN_NS;
+    int64_t nap = w->nap_min_ns;
     int quiet = 0;
     w->start_ns = w->traced_ns = gl_now_ns();
     while (!gl_load_acquire(&S->stopping)) {
-        int64_t now, deadline = GL_NEVER;
+        int64_t now, nap_now, deadline = GL_NEVER;
         pthread_mutex_lock(&S->lock);
         int parks = S->npidle >= S->procs && !gl_load_acquire(&S->stopping) && !w->n_orphans
             && !gl_any_work(S, gl_now_ns());            /* if there is, no thread could be had for it */
@@ -185,14 +186,14 @@ static void gl_sysmon_run(gl_sched *S, gl_watch *w) {
             int64_t pause = w->trace_ns ? w->traced_ns + w->trace_ns - gl_now_ns() : -1;
             gl_note_sleep(&S->sysmon, w->trace_ns && pause < 0 ? 0 : pause);
             gl_store_relaxed(&S->sysmon_parked, 0);
-            nap = NAP_MIN_NS;
-            quiet = 0;
         }
-        if (gl_look(S, w, &deadline)) { nap = NAP_MIN_NS; quiet = 0; }
+        if (gl_look(S, w, &deadline)) { nap = w->nap_min_ns; quiet = 0; }
         else if (++quiet > NAPS_AT_MIN && nap < w->nap_max_ns) nap *= 2;
         if (nap > w->nap_max_ns) nap = w->nap_max_ns;
+        nap_now = nap;
         now = gl_now_ns();
-        gl_note_sleep(&S->sysmon, deadline - now < nap ? (deadline > now ? deadline - now : 0) : nap);
+        if (deadline < now + nap) nap_now = deadline - now > w->nap_min_ns ? deadline - now : w->nap_min_ns;
+        gl_note_sleep(&S->sysmon, nap_now);
     }
 }
 

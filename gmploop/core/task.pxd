@@ -45,5 +45,3 @@ cdef unsigned long long next_number() noexcept
 # Whether asyncio's current task is looked up by the loop's hash (g.pyx), which must then be told when that step ends.
 cdef bint has_table() noexcept
 cdef int leave(G loop, Task task) except -1
-# A world's tasks that are not done, as a list.
-cdef list tasks_of(G loop)

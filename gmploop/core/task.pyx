@@ -36,6 +36,7 @@ cdef extern from "tasklist.h" nogil:
     void gl_tasks_unlock(gl_tasks *)
     void gl_tasks_add(gl_tasks *, gl_node *)
     void gl_tasks_remove(gl_tasks *, gl_node *)
+    bint gl_tasks_in(const gl_node *)
     gl_node *gl_tasks_next(gl_tasks *, gl_node *)
     unsigned gl_shard_here()
     unsigned long long gl_task_number(unsigned long long *)
@@ -165,7 +166,7 @@ cdef class Task(Future):
         g = <G>self.loop
         if GL_FREE_THREADED and self.wref == NULL:
             self.wref = PyWeakref_NewRef(self, NULL)
-        if g.world.next == NULL:
+        if not gl_tasks_in(&g.world):
             g.shard = gl_shard_here()
             gl_tasks_add(&shards[g.shard].list, &g.world)
         gl_tasks_add(&g.tasks, &self.node)
@@ -713,12 +714,6 @@ cdef int leave(G loop, Task task) except -1:
     return 0
 
 
-cdef list tasks_of(G loop):
-    cdef found f = found(NULL, 0, 0)
-    cdef int r = gather_list(&loop.tasks, &f)
-    return strong(&f, r)
-
-
 def unfinished():
     """All tasks of ours, of all loops, that are not done. From any thread; of a goroutine that another thread runs, the
     root task only if somebody there has asked for it."""
@@ -735,6 +730,13 @@ def unfinished():
             r = gather_list(&(<G>gl_container(n, g_world)).tasks, &f)
             n = gl_tasks_next(&shards[i].list, n)
         gl_tasks_unlock(&shards[i].list)
+    return strong(&f, r)
+
+
+def unfinished_of(G loop):
+    """The same of one loop."""
+    cdef found f = found(NULL, 0, 0)
+    cdef int r = gather_list(&loop.tasks, &f)
     return strong(&f, r)
 
 

@@ -17,20 +17,25 @@ typedef struct { gl_tasks list; char apart[64]; } gl_shard;          /* not on o
 static inline void gl_tasks_lock(gl_tasks *l) { if (GL_FREE_THREADED) gl_lock(&l->lock); }
 static inline void gl_tasks_unlock(gl_tasks *l) { if (GL_FREE_THREADED) gl_unlock(&l->lock); }
 
+/* By whoever has the node: only that thread puts it in and takes it out. Others, under the lock, change which neighbour
+ * `next` points to, so it is read and written atomically; relaxed, since only NULL or not is asked. */
+static inline int gl_tasks_in(const gl_node *n) { return gl_load_relaxed(&n->next) != NULL; }
+
 static inline void gl_tasks_add(gl_tasks *l, gl_node *n) {
     gl_tasks_lock(l);
     if (!l->first.next) l->first.next = l->first.prev = &l->first;
-    n->next = &l->first; n->prev = l->first.prev;
-    n->prev->next = n; l->first.prev = n;
+    gl_store_relaxed(&n->next, &l->first); n->prev = l->first.prev;
+    gl_store_relaxed(&n->prev->next, n); l->first.prev = n;
     gl_tasks_unlock(l);
 }
 
 static inline void gl_tasks_remove(gl_tasks *l, gl_node *n) {
-    if (!gl_load_relaxed(&n->next)) return;     /* it becomes NULL, and something else, only by whoever has the node */
+    if (!gl_tasks_in(n)) return;
     gl_tasks_lock(l);
     if (n->next) {
-        n->prev->next = n->next; n->next->prev = n->prev;
-        n->next = n->prev = NULL;
+        gl_store_relaxed(&n->prev->next, n->next); n->next->prev = n->prev;
+        gl_store_relaxed(&n->next, NULL);
+        n->prev = NULL;
     }
     gl_tasks_unlock(l);
 }

@@ -20,6 +20,9 @@ from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, Py_buffer, PyB
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
+from gmploop.core.reader cimport feed, feeds
+from gmploop.core.g cimport G
+from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
 
 cdef extern from "Python.h":
     enum: PyBUF_READ, PyBUF_WRITE
@@ -185,7 +188,10 @@ cdef class SSLCore:
             else:
                 chunks.append(more)
         if data is not None:
-            self._app_protocol.data_received(data if chunks is None else b"".join(chunks))
+            if chunks is not None:
+                data = b"".join(chunks)
+            if not (feeds(self._app_protocol) and feed(self._app_protocol, PyBytes_AS_STRING(data), len(data))):
+                self._app_protocol.data_received(data)
         if n == 0:
             self._call_eof_received()
             self._start_shutdown()
@@ -363,7 +369,24 @@ def write(transport, data):
         return
     protocol = transport._ssl_protocol
     if isinstance(protocol, SSLCore):
+        if runs_elsewhere((<SSLCore>protocol)._loop):
+            here(transport, "write")
         data = as_bytes(data)
         (<SSLCore>protocol).write_pieces([data], len(data))
     else:
         protocol._write_appdata((data,))
+
+
+cdef bint runs_elsewhere(loop) except -1:
+    return isinstance(loop, G) and gl_load_relaxed(&(<G>loop).w.owner) != 0 and not gl_world_mine(&(<G>loop).w)
+
+
+def foreign(transport):
+    """Whether another thread runs the transport's loop."""
+    return runs_elsewhere(transport._loop)
+
+
+def here(transport, what):
+    """Refuse to go on if so."""
+    if runs_elsewhere(transport._loop):
+        transport._loop._refuse_thread(f"{what}() of {transport!r}")

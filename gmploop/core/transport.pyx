@@ -68,6 +68,10 @@ def configure(transport_socket, log):
     TransportSocket, logger = transport_socket, log
 
 
+cdef inline bint takes_transport(server) except -1:
+    return server_takes_transport or getattr(server, "takes_transport", False)
+
+
 cdef object address_of(sockaddr_storage *a, socklen_t size):
     """The address as the socket module gives it. Of Internet and Unix sockets."""
     cdef PyObject *known = gl_address(a) if size else NULL
@@ -112,7 +116,7 @@ cdef class Transport(Watch):
         self.context = context if self.given_context else PyContext_CopyCurrent()
         self.use_protocol(protocol)
         if server is not None:
-            server._attach(self) if server_takes_transport else server._attach()
+            server._attach(self) if takes_transport(server) else server._attach()
         if isinstance(sock, socket.socket):
             sock._io_refs += 1      # who closes the socket object does not take the fd away from under the transport
         self.born = True
@@ -283,7 +287,7 @@ cdef class Transport(Watch):
     def detach_server(self):
         server, self.server = self.server, None
         if server is not None:
-            server._detach(self) if server_takes_transport else server._detach()
+            server._detach(self) if takes_transport(server) else server._detach()
 
     cdef int force_close(self, object exc) except -1:
         if self.conn_lost:

@@ -268,6 +268,11 @@ cdef class Waiter:
         self.quit()
 
     @property
+    def waits_at(self):
+        """The channels or locks that it is an operation on."""
+        return (self.at,)
+
+    @property
     def __name__(self):
         return self.operation()
 
@@ -371,9 +376,10 @@ cdef class Waiter:
         raise self.cancelled_error()
 
     cdef object granted(self):
-        cdef PyObject *item = <PyObject *>self.node.item
-        if self.node.op > OP_NEXT:
+        cdef PyObject *item
+        if self.node.op > OP_NEXT:          # of a sender: the receiver may be about to take it
             return None
+        item = <PyObject *>self.node.item
         self.node.item = NULL
         value = <object>item
         Py_DECREF(value)

@@ -68,7 +68,10 @@ def test_case(m, name, hook, new):
 
 def main(order):
     loop, _, mode = order["loop"].partition(":")
-    if mode:
+    if mode == "movable":
+        import movable
+        movable.put_in_place()
+    elif mode:
         import own_types
         own_types.put_in_place(mode)
     new = foreign_report.Factory(loop)

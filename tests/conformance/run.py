@@ -14,7 +14,7 @@ from pathlib import Path
 
 import foreign_suite
 import own_types
-from exclusions_cpython import EXCLUSIONS, OWN_TASKS
+from exclusions_cpython import EXCLUSIONS, MOVABLE, OWN_TASKS
 
 CHILD = Path(__file__).with_name("child.py")
 
@@ -30,6 +30,7 @@ def arguments(doc, modules):
     ap.add_argument("--retries", type=int, default=2, help="how often a failed test is run again alone (%(default)s)")
     ap.add_argument("--own-tasks", choices=own_types.MODES, help="put gmploop's Task and Future in the places of the C "
                     "types: see own_types.py")
+    ap.add_argument("--movable", action="store_true", help="each loop is a world that moves: see movable.py")
     ap.add_argument("--verbose", action="store_true", help="show the tracebacks of what is named")
     a = ap.parse_intermixed_args()
     if unknown := set(a.modules) - set(modules):
@@ -46,6 +47,8 @@ def main(doc, child, exclusions):
     if a.own_tasks:
         a.loop, a.modules = f"{a.loop}:{a.own_tasks}", a.modules or own_types.MODULES
         exclusions = OWN_TASKS
+    if a.movable:
+        a.loop, exclusions = f"{a.loop}:movable", MOVABLE
     runner = foreign_suite.Runner(child, a.loop, a.jobs, a.hang, a.retries)
     stock = json.loads(Path(a.against).read_text()) if a.against else None
     chosen = [u for u in units if not a.modules or u[0] in a.modules]

@@ -78,6 +78,7 @@ static int turn(world *w, gl_m *mp) {
 
 static void execute(gl_m *mp, gl_g *gp) {
     world *w = (world *)gp;
+    gl_running(&sched, mp, mp->p, gp);
     gl_g_set(&gp->state, G_RUNNING);
     gl_store_relaxed(&mp->p->schedtick, mp->p->schedtick + 1);
     gl_store_relaxed(&mp->turns, mp->turns + 1);
@@ -145,6 +146,7 @@ static void begin(int procs) {
     watch.retake_ns = 1000000;
     watch.queue_ns = 500000;
     watch.stall_ns = 2000000;
+    watch.nap_min_ns = 20000;
     watch.nap_max_ns = 500000;
     watch.on_stall = on_stall;
     for (int i = 0; i < GS; i++) worlds[i].g.tpos = -1;

@@ -195,6 +195,44 @@ def test_observe_takes_no_p_away(program):
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
+BLOCKS = """
+import asyncio, os, time
+import gmploop
+def switches():
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/comm") as comm:
+            if comm.read() == "gmploop-sysmon\\n":
+                with open(f"/proc/self/task/{task}/status") as status:
+                    return next(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt"))
+async def main():
+    blocks, late = gmploop.go(time.sleep, 0.5), gmploop.go(time.monotonic)
+    before = time.monotonic()
+    waited = await late - before
+    await blocks
+    stats = gmploop.stats()
+    print(waited >= 0.4, stats["retakes"], stats["stalls"], switches())
+gmploop.run(main(), procs=1)
+"""
+
+
+def test_each_duty_can_be_switched_off(program):
+    """One callback blocks 0.5 s: is the other goroutine late, how many Ps were retaken, how many stalls seen?"""
+    def ends(debug):
+        done = program(BLOCKS, GMPLOOP_DEBUG=debug)
+        return done.stdout.split()[:3]
+    assert ends("") == ["False", "1", "1"]
+    assert ends("stall_ms=0") == ["False", "1", "0"]
+    assert ends("retake_ms=0") == ["True", "0", "1"]
+    assert ends("retake_ms=0,stall_ms=0,queue_ms=0,latepoll_ms=0") == ["True", "0", "0"]
+
+
+def test_without_duties_there_is_no_sysmon_and_with_long_naps_it_looks_seldom(program):
+    def looks(debug):
+        return program(BLOCKS, GMPLOOP_DEBUG=debug).stdout.split()[3]
+    assert looks("retake_ms=0,stall_ms=0,queue_ms=0,latepoll_ms=0") == "None"
+    assert int(looks("retake_ms=0,nap_ms=200")) < int(looks("retake_ms=0")) / 2
+
+
 def test_schedtrace_prints_go_s_line(program):
     done = program("""
         import asyncio

@@ -84,13 +84,31 @@ def test_the_environment_wins_over_the_default(monkeypatch):
 @pytest.mark.parametrize("text, key, value", [
     ("schedtrace=1000,scheddetail=1", "trace_ns", 1_000_000_000), ("scheddetail=1", "detail", True),
     ("preempt=observe", "observe", True), ("preempt=handoff", "observe", False), ("stall_ms=250", "stall_ns", 250_000_000),
-    ("stall_ms=0", "stall_ns", 0)])
+    ("stall_ms=0", "stall_ns", 0), ("retake_ms=0", "retake_ns", 0), ("retake_ms=3", "retake_ns", 3_000_000),
+    ("latepoll_ms=0", "poll_ns", 0), ("latepoll_ms=7", "poll_ns", 7_000_000), ("queue_ms=0", "queue_ns", 0),
+    ("queue_ms=4", "queue_ns", 4_000_000), ("nap_ms=5", "nap_max_ns", 5_000_000)])
 def test_debug_settings_of_the_scheduler(monkeypatch, text, key, value):
     monkeypatch.setenv("GMPLOOP_DEBUG", text)
     assert config.sysmon_duties()[key] == value
 
 
-@pytest.mark.parametrize("text", ["stall_ms=x", "stall_ms=-1", "schedtrace=3600001", "preempt=raise", "scheddetail=2"])
+@pytest.mark.parametrize("text", ["stall_ms=x", "stall_ms=-1", "schedtrace=3600001", "preempt=raise", "scheddetail=2",
+                                  "nap_ms=0", "retake_ms=-1", "queue_ms=", "sigquit=yes"])
 def test_bad_debug_settings_are_refused(text):
     with pytest.raises(ValueError, match="GMPLOOP_DEBUG"):
         config.parse_debug(text)
+
+
+@pytest.mark.parametrize("cpus, nap_ms, shortest_ns", [(8, 1, 20_000), (1, 1, 20_000), (0.5, 2, 2_000_000),
+                                                       (0.1, 10, 10_000_000), (0.001, 50, 50_000_000)])
+def test_naps_are_longer_under_a_small_quota(monkeypatch, cpus, nap_ms, shortest_ns):
+    monkeypatch.delenv("GMPLOOP_DEBUG", raising=False)
+    monkeypatch.setattr(config, "usable_cpus_fraction", lambda: cpus)
+    duties = config.sysmon_duties()
+    assert (duties["nap_max_ns"], duties["nap_min_ns"]) == (nap_ms * 1_000_000, shortest_ns)
+
+
+def test_a_nap_that_is_asked_for_is_taken_under_a_quota_too(monkeypatch):
+    monkeypatch.setenv("GMPLOOP_DEBUG", "nap_ms=3")
+    monkeypatch.setattr(config, "usable_cpus_fraction", lambda: 0.1)
+    assert config.sysmon_duties()["nap_max_ns"] == 3_000_000

@@ -200,3 +200,65 @@ gmploop.run(main())
 print("traced_one" in seen)
 """)
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("lock_main", [True, False])
+def test_keyboard_interrupt_in_a_goroutine_ends_the_program(program, lock_main):
+    done = program(HEAD + f"""
+async def raises():
+    await asyncio.sleep(0.01)
+    raise KeyboardInterrupt
+async def main():
+    go(raises)
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        print("main ends")
+try:
+    gmploop.run(main(), lock_main={lock_main})
+except KeyboardInterrupt:
+    print("KeyboardInterrupt")
+""")
+    assert (done.stdout, done.returncode) == ("main ends\nKeyboardInterrupt\n", 0), done.stderr
+
+
+def test_a_goroutine_forks_and_the_parent_s_go_on(program):
+    done = program(HEAD + """
+import warnings
+warnings.simplefilter("ignore")
+async def forks():
+    pid = os.fork()
+    if not pid:
+        os._exit(7)
+    return os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, pid, 0))[1])
+async def main():
+    others = [go(asyncio.sleep, 0.1, i) for i in range(20)]
+    return [await go(forks) for _ in range(3)], sum(await asyncio.gather(*others))
+print(gmploop.run(main(), procs=2))
+""")
+    assert (done.stdout, done.returncode) == ("([7, 7, 7], 190)\n", 0), done.stderr
+
+
+def test_a_child_does_not_tell_the_parent_s_goroutines_of_its_signals(program):
+    done = program(HEAD + """
+import warnings
+warnings.simplefilter("ignore")
+got = []
+async def handles(ready):
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, got.append, 1)
+    ready.set()
+    await gmploop.Event().wait()
+async def main():
+    ready = gmploop.Event()
+    go(handles, ready)
+    await ready.wait()
+    pid = os.fork()
+    if not pid:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os._exit(7)
+    status = await asyncio.to_thread(os.waitpid, pid, 0)
+    await asyncio.sleep(0.01)
+    return os.waitstatus_to_exitcode(status[1]), got
+print(gmploop.run(main(), procs=2))
+""")
+    assert (done.stdout, done.returncode) == ("(7, [])\n", 0), done.stderr

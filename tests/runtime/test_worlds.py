@@ -4,6 +4,7 @@ import asyncio
 import collections
 import os
 import random
+import signal
 import socket
 import threading
 import time
@@ -211,6 +212,17 @@ def test_subprocesses_and_threads(run):
     async def main():
         return await asyncio.gather(*[go(body, i) for i in range(4)])
     assert run(main()) == [0, 2, 4, 6]
+
+
+def test_a_goroutine_s_child_process_can_be_ended_by_signals(run):
+    async def body():
+        process = await asyncio.create_subprocess_exec("sleep", "60")
+        process.terminate()
+        return await process.wait()
+
+    async def main():
+        return await asyncio.gather(*[go(body) for _ in range(3)])
+    assert run(main()) == [-signal.SIGTERM] * 3
 
 
 def test_an_async_generator_is_finalised_in_the_world_that_iterated_it(run):

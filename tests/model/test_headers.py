@@ -1,0 +1,72 @@
+"""runq.h, gstate.h and scheduler.h themselves in every interleaving of a few threads: headers.c, explore.h."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+
+import gmploop.core
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+HEADERS = pathlib.Path(gmploop.core.__path__[0])
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A function that compiles headers.c with the headers, or with one in which `old` was replaced by `new`."""
+    def compile_(header=None, old="", new=""):
+        command = os.environ.get("CC") or shutil.which("cc")
+        if not command:
+            (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("no C compiler")
+        folder = tmp_path_factory.mktemp("headers")
+        for path in HEADERS.glob("*.h"):
+            text = path.read_text()
+            if path.name == header:
+                assert text.count(old) == 1
+                text = text.replace(old, new)
+            (folder / path.name).write_text(text)
+        program = folder / "headers"
+        subprocess.run([*command.split(), "-std=gnu11", "-O1", "-w", "-pthread", f"-I{folder}", f"-I{HERE}",
+                        HERE / "headers.c", "-o", program], check=True, timeout=60)
+        return program
+    return compile_
+
+
+def run(program, test, preemptions):
+    return subprocess.run([program, test, str(preemptions)], capture_output=True, text=True, timeout=100)
+
+
+@pytest.fixture(scope="module")
+def right(compiled):
+    return compiled()
+
+
+@pytest.mark.parametrize("test, preemptions, least", [("ring", 2, 1000), ("one_p", 2, 1000), ("two_ps", 2, 1000)])
+def test_nothing_is_lost_or_doubled(right, test, preemptions, least):
+    done = run(right, test, preemptions)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout.split()[0]) >= least
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("test", ["ring", "one_p", "two_ps"])
+def test_nothing_is_lost_or_doubled_with_one_preemption_more(right, test):
+    done = subprocess.run([right, test, "3"], capture_output=True, text=True, timeout=1700)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("test, header, old, new", [
+    ("ring", "runq.h", "if (gl_cas_head(&victim->head, h, h + n)) break;",
+     "gl_store_relaxed(&victim->head, h + n); break;"),
+    ("ring", "runq.h", "if (gl_cas_head(&q->head, h, h + 1)) return gp;",
+     "gl_store_relaxed(&q->head, h + 1); return gp;"),
+    ("one_p", "gstate.h", "else to = s | G_NOTIFIED;", "else return 0;"),
+    ("two_ps", "scheduler.h", "if (!gl_any_work(S, gl_now_ns())) return 0;", "return 0;"),
+    ("one_p", "scheduler.h", "if (S->qsize || gl_runq_len(&pp->q)) {", "if (0) {"),
+])
+def test_a_broken_step_is_found(compiled, test, header, old, new):
+    done = run(compiled(header, old, new), test, 2)
+    assert done.returncode == 1 and done.stderr
