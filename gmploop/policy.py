@@ -240,8 +240,8 @@ def _run_unlocked(main: Any, debug: bool | None, procs: int | None, timeout: flo
     try:
         result = handle.result() if run is None else run.wait_for(handle)
     except asyncio.CancelledError:
-        if handle.fatal is not None:  # sys.exit() in another goroutine
-            raise handle.fatal from None
+        if (fatal := goroutine.world.fatal.pop(handle, None)) is not None:  # sys.exit() in another goroutine
+            raise fatal from None
         if run is None or run.error is None:
             raise
     except KeyboardInterrupt:
