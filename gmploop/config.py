@@ -5,7 +5,7 @@ An option given in code wins over the environment, which wins over the default.
 | option | takes | default | environment | why this default |
 |---|---|---|---|---|
 | poller | "auto", "io_uring", "epoll", "kqueue" | "auto" | GMPLOOP_POLLER | "auto" is epoll on Linux: measured as fast as io_uring |
-| write_batching | None, True, False | False | GMPLOOP_WRITE_BATCHING="0" or "1" | see resolve_write_batching() |
+| write_batching | None, True, False | BATCH_BY_DEFAULT | GMPLOOP_WRITE_BATCHING="0" or "1" | see resolve_write_batching() |
 | malloc | | tuned | GMPLOOP_MALLOC="tuned" or "system" | see tunes_malloc() |
 | files | | "auto" | GMPLOOP_FS="auto", "io_uring" or "executor" | read when a loop first uses gmploop.fs |
 | tasks | | "auto" | GMPLOOP_TASKS="own", "asyncio" or "auto" | see makes_own_tasks() |
@@ -22,6 +22,11 @@ An option given in code wins over the environment, which wins over the default.
 | scheddetail | 0, 1 | 0 | GMPLOOP_DEBUG="schedtrace=1000,scheddetail=1" | Go's |
 | sigquit | 0, 1 | 0 | GMPLOOP_DEBUG="sigquit=1" | run() then has SIGQUIT print dump(); off, it ends the process as ever |
 | events | 0, 1 | 0 | GMPLOOP_DEBUG="events=1" | gmploop.record_events() |
+| batch_wait_us | us, 0 to 1000000 | 1000 | GMPLOOP_DEBUG="batch_wait_us=1000" | see "batched writes" below |
+| batch_min_ready | 0 to 1000 | 4 | GMPLOOP_DEBUG="batch_min_ready=4" | the same |
+| uring_entries | 1 to 4096 | 256 | GMPLOOP_DEBUG="uring_entries=256" | see "io_uring" below |
+| uring_cq | 2 to 65536 | 4096 | GMPLOOP_DEBUG="uring_cq=4096" | the same |
+| uring_buffers | a power of two to 32768 | 128 | GMPLOOP_DEBUG="uring_buffers=128" | the same |
 """
 
 import functools
@@ -48,6 +53,11 @@ DEBUG_KEYS = {  # key of GMPLOOP_DEBUG -> what each of its values means, or the 
     "scheddetail": _SWITCH,
     "sigquit": _SWITCH,
     "events": _SWITCH,
+    "batch_wait_us": range(0, 1_000_001),
+    "batch_min_ready": range(0, 1001),
+    "uring_entries": range(1, 4097),
+    "uring_cq": range(2, 65_537),
+    "uring_buffers": tuple(1 << n for n in range(16)),
 }
 
 
@@ -96,20 +106,71 @@ def dumps_on_sigquit() -> bool:
 
 
 def resolve_write_batching(value: bool | None = None) -> bool:
-    """Whether the writes of a turn, up to 4 KB each, leave in one system call when the turn ends.
+    """Whether the writes of a busy turn, up to 4 KB each, leave in one system call when the turn ends.
 
-    It saves a server of many small messages up to a fifth of its CPU time; but what a callback writes leaves only after
-    that callback and the others of its turn: one that writes and then blocks has not written. So it is off unless asked
-    for. Raises TypeError for something else than None and bool, ValueError for a bad GMPLOOP_WRITE_BATCHING.
+    It saves a server of many small messages up to a fifth of its CPU time. What a callback writes while others are ready
+    leaves after those, or within about a millisecond if one of them blocks or computes. Where there is no io_uring each
+    write leaves at once. Raises TypeError for something else than None and bool, ValueError for a bad
+    GMPLOOP_WRITE_BATCHING.
     """
     if value is None:
-        text = os.environ.get("GMPLOOP_WRITE_BATCHING") or "0"
+        text = os.environ.get("GMPLOOP_WRITE_BATCHING") or str(int(BATCH_BY_DEFAULT))
         if text not in _SWITCH:
             raise ValueError(f"GMPLOOP_WRITE_BATCHING takes {_one_of(_SWITCH)}, not {text!r}")
         return _SWITCH[text]
     if not isinstance(value, int):
         raise TypeError(f"write_batching takes None, True or False, not {value!r}")
     return bool(value)
+
+
+# -- batched writes
+
+BATCH_BY_DEFAULT = True  # less CPU at 50 connections and more, p50 lower, p99 not higher: benchmarks/README.md
+BATCH_BYTES = 4096  # of one write; larger ones were slower if put off: measured
+BATCH_TOTAL_BYTES = 16384  # of one connection's writes; guessed
+BATCH_ENTRIES = 128  # sends that one system call carries; more take another; guessed
+BATCH_MIN_READY = 4  # callbacks that must be ready beside the one that writes: with less to do nothing is gained; measured
+BATCH_WAIT_US = 1000  # how long what was put off may wait while a callback goes on: what people do not notice
+BATCH_IDLE_LOOKS = 4  # looks without any, 1 ms apart, after which the thread that sees to that sleeps: each costs 10 us
+
+
+def batch_tunables() -> dict[str, int]:
+    """What core.batch takes, from the figures above and GMPLOOP_DEBUG."""
+    debug = parse_debug(os.environ.get("GMPLOOP_DEBUG", ""))
+    return {"wait_ns": debug.get("batch_wait_us", BATCH_WAIT_US) * 1000, "idle_looks": BATCH_IDLE_LOOKS,
+            "entries": BATCH_ENTRIES, "min_ready": debug.get("batch_min_ready", BATCH_MIN_READY)}
+
+
+# -- io_uring
+
+URING_ENTRIES = 256  # operations of a loop's turn that one system call carries; guessed: a turn has 20 to 100
+URING_CQ_ENTRIES = 4096  # completions; what comes beyond is fetched by a further call; guessed
+URING_BUFFERS = 128  # receives that one call brings at most: a recent kernel brings 20, an older one any number; measured
+URING_BUFFER_BYTES = 65536  # of one; 4 KB ones made 100 KB messages 5.5 times as dear; pages not used cost nothing
+
+
+# -- files
+
+FILES_ENTRIES = 128  # operations that one system call carries; guessed
+FILES_CQ_ENTRIES = 1024  # completions; what comes beyond is fetched by a further call; guessed
+FILES_CREDIT = 64  # cached operations that may end without a turn of the loop: about 50 us of 4 KB reads; measured
+FILES_CREDIT_BYTES = 16384  # so many bytes cost one more of it; measured
+FILES_CREDIT_WHOLE = 8  # what a whole small file costs of it; measured
+FILES_DRAIN_MS = 5000  # how long close() waits for what the kernel still does; guessed
+FILES_CHUNK_BYTES = 65536  # what readline() reads ahead, and read() where it cannot know the size: one copy in the loop
+
+
+def files_tunables() -> dict[str, int]:
+    """What core.uring_files takes, from the figures above."""
+    return {"entries": FILES_ENTRIES, "cq_entries": FILES_CQ_ENTRIES, "credit": FILES_CREDIT,
+            "credit_bytes": FILES_CREDIT_BYTES, "file_credit": FILES_CREDIT_WHOLE, "drain_ms": FILES_DRAIN_MS}
+
+
+def uring_sizes() -> dict[str, int]:
+    """The sizes of a poller's rings, from the figures above and GMPLOOP_DEBUG. The kernel rounds up to powers of two."""
+    debug = parse_debug(os.environ.get("GMPLOOP_DEBUG", ""))
+    return {"entries": debug.get("uring_entries", URING_ENTRIES), "cq_entries": debug.get("uring_cq", URING_CQ_ENTRIES),
+            "buffers": debug.get("uring_buffers", URING_BUFFERS), "buffer_size": URING_BUFFER_BYTES}
 
 
 def parse_debug(text: str) -> dict[str, Any]:
@@ -120,9 +181,10 @@ def parse_debug(text: str) -> dict[str, Any]:
         if key not in DEBUG_KEYS:
             raise ValueError(f"GMPLOOP_DEBUG takes the keys {_one_of(DEBUG_KEYS)}, not {key!r}")
         takes = DEBUG_KEYS[key]
-        if isinstance(takes, range):
+        if not isinstance(takes, dict):
             if not value.isdecimal() or int(value) not in takes:
-                raise ValueError(f"GMPLOOP_DEBUG: {key} takes {takes[0]} to {takes[-1]}, not {value!r}")
+                powers = "powers of two, " if isinstance(takes, tuple) else ""
+                raise ValueError(f"GMPLOOP_DEBUG: {key} takes {powers}{takes[0]} to {takes[-1]}, not {value!r}")
             settings[key] = int(value)
             continue
         if value not in takes:

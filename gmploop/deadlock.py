@@ -15,6 +15,7 @@ import threading
 
 from gmploop import config, signals
 from gmploop.core import rest, sched, waiter
+from gmploop.core.goroutine import Goroutine, Join
 
 __all__ = ["DeadlockError"]
 
@@ -48,7 +49,7 @@ def describe(task):
         text = "is done"
     elif on is None:
         text = "runs, or is about to"
-    elif isinstance(on, waiter.Waiter):
+    elif isinstance(on, waiter.Waiter) and not isinstance(on, Join):
         text = f"waits in {on.__qualname__} for {' or '.join(map(repr, on.waits_at))}"
     else:
         text = f"waits for {getattr(on, 'goroutine', on)!r}"
@@ -62,7 +63,7 @@ def _for_ours(on, within, depth=0):
     own world, which are looked at themselves."""
     if isinstance(on, asyncio.Task):
         return True
-    if isinstance(on, waiter.Waiter) or getattr(on, "goroutine", None) is not None:
+    if isinstance(on, (waiter.Waiter, Goroutine)):
         return not on.done()
     if depth < 10 and isinstance(on, _Gathering):
         return all(child.done() or _for_ours(child, None, depth + 1) for child in on._children)
@@ -112,6 +113,15 @@ def _threads_are_ours(executors):
     return True
 
 
+def _show_roots():
+    """Make tasks of what goroutines wait by without one. Whether there were some."""
+    if not sched.procs():
+        return False
+    from gmploop.core import moving
+
+    return moving.show_roots() > 0
+
+
 def _worlds():
     """The worlds of all goroutines; None if some come or go at this moment."""
     if not sched.procs():
@@ -131,6 +141,8 @@ def find(main_loop):
     before = rest.progress()
     if before < 0 or signals.handled():
         return before == -2 or None
+    if _show_roots():                       # which is progress: at the next look they are tasks
+        return True
     worlds = _worlds()
     if worlds is None or not all(map(rest.sleeps, worlds)):
         return None

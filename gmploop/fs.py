@@ -27,6 +27,8 @@ import warnings
 from collections.abc import Generator
 from typing import Any
 
+from gmploop import config
+from gmploop.core import uring_files
 from gmploop.core.uring_files import FileRing
 from gmploop.fs_threads import Job, Threads
 from gmploop.loop import Loop
@@ -37,10 +39,11 @@ Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Buffer = Any        # bytes-like; collections.abc.Buffer from Python 3.12
 
 BACKENDS = ("auto", "io_uring", "executor")
-_CHUNK = 65536      # what readline() reads ahead, and a read of unknown length at a time: one copy without a worker
 _MODES = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "x": os.O_CREAT | os.O_EXCL, "a": os.O_CREAT | os.O_APPEND}
 _log = logging.getLogger("gmploop")
 _said = set()       # reasons for which the executor was taken, each logged once
+
+uring_files.configure(**config.files_tunables())
 
 
 def open(path: Path, mode: str = "rb", *, flags: int = 0, permissions: int = 0o666) -> "_Opening":
@@ -301,7 +304,7 @@ class File:
         try:
             while (line := self._line_ahead(limit)) is None:
                 rest = self._ahead[self._taken:]
-                more = await self._do(self._io.read(self._d, _CHUNK, self._at(len(rest))))
+                more = await self._do(self._io.read(self._d, config.FILES_CHUNK_BYTES, self._at(len(rest))))
                 self._ahead, self._taken = rest + more, 0
                 if not more:
                     return self._take_ahead(limit)
@@ -452,7 +455,7 @@ class File:
         parts = []
         while True:
             n = max(self._d.size_hint() - self._position, 0) + 1 if self._d.regular else 0
-            n = n if n > 1 else _CHUNK          # in /proc, sizes say nothing
+            n = n if n > 1 else config.FILES_CHUNK_BYTES          # in /proc, sizes say nothing
             part = await self._do(self._io.read(self._d, n, self._at()))
             self._position += len(part)
             parts.append(part)

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from gmploop import config, deadlock, sync, world  # noqa: F401: world tells the core what it needs
 from gmploop.core import m, moving, sched
-from gmploop.core.moving import Goroutine, go
+from gmploop.core.goroutine import Goroutine
+from gmploop.core.moving import go
 
 __all__ = ["Goroutine", "Group", "blocking", "dump", "events", "go", "lock_os_thread", "procs", "record_events",
            "set_procs", "stats", "syscall", "unlock_os_thread", "yield_now"]
@@ -175,6 +176,7 @@ def dump(file: Any = None) -> None:
     print("gmploop:", " ".join(f"{key}={value}" for key, value in counts.items()), file=file)
     for row in rows:
         print("  P", " ".join(f"{key}={value}" for key, value in row.items()), file=file)
+    moving.show_roots()
     waits = sync.waiting()
     loops = {asyncio._get_running_loop(): None} | {wait.loop: None for wait in waits}
     handles = moving.all_goroutines()

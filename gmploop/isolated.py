@@ -319,8 +319,8 @@ async def start_server(handler: _Handler, host: str | Sequence[str] | None = Non
     is shared between threads. When its coroutine ends, the connection is closed, after what was written is sent, and
     the tasks that it left are cancelled; a plain function's world ends when connection and tasks have.
     host, port, limit (bytes that a reader holds) and options (ssl, sock, backlog, reuse_port, start_serving, ...): as
-    in asyncio.start_server(). Returns asyncio's Server, which belongs to the calling loop; its wait_closed() waits for the
-    connections where asyncio's does. What a handler raises goes to the exception handler of the calling loop.
+    in asyncio.start_server(). Returns asyncio's Server, which belongs to the calling loop; its wait_closed() waits for
+    the connections where asyncio's does. What a handler raises goes to the exception handler of the calling loop.
     At the end of gmploop.run(), and when the calling loop is closed, connections that are left are cancelled.
     Raises as asyncio's does; TypeError or ValueError for a bad handler or limit, RuntimeError if the running loop is
     not gmploop's. From any loop of gmploop, goroutines included.

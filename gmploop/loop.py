@@ -16,7 +16,7 @@ from asyncio import (base_events, constants, events, format_helpers, futures, pr
 from asyncio.log import logger
 
 from gmploop import config, sharing, signals, tasks as own_tasks, transports
-from gmploop.core import datagram, fdwatch, handle, runtime, stream, transport
+from gmploop.core import batch, datagram, fdwatch, handle, runtime, stream, transport
 
 __all__ = ["Loop"]
 
@@ -64,7 +64,8 @@ if (3, 12) <= sys.version_info < (3, 13, 1):
 
 handle.configure(_format_callback, events.Handle, events.TimerHandle, getattr(events, "_ThreadSafeHandle", None))
 transport.configure(trsock.TransportSocket, logger)
-stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE)
+stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE,
+                 batch_max=config.BATCH_BYTES, out_max=config.BATCH_TOTAL_BYTES)
 datagram.configure(transports.DatagramTransport)
 fdwatch.configure(ssl.SSLSocket, socket.socket)
 own_tasks.connect()
@@ -93,12 +94,58 @@ def _set_nodelay(sock):
 
 
 @functools.cache
+def _tune_batches():
+    batch.configure(**config.batch_tunables())
+
+
+@functools.cache
+def poller_uring():
+    """The module, loaded when it is first wanted."""
+    from gmploop.core import poller_uring
+    poller_uring.configure(**config.uring_sizes())
+    return poller_uring
+
+
+@functools.cache
 def _tune_malloc():
     if config.tunes_malloc():
         runtime.keep_freed_memory(config.TRIM_BYTES, config.MMAP_BYTES)
 
 
-class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop):
+class _AcceptingLoop:
+    """Servers whose poller accepts by itself (io_uring)."""
+
+    def _start_serving(self, protocol_factory, sock, sslcontext=None, server=None, *more):
+        options = sslcontext, server, *more
+        if not self.poller.accepts or isinstance(protocol_factory, sharing.Isolating):     # that one accepts by itself
+            return super()._start_serving(protocol_factory, sock, *options)
+        context = more[3] if len(more) > 3 else None        # since Python 3.15
+        quick = (sslcontext is None and type(self)._serve_connection is Loop._serve_connection and stream.accepts(sock))
+
+        def serve(fd):
+            if quick and not self._debug:
+                return stream.serve_accepted(self, self.poller, fd, sock, protocol_factory, server, context)
+            conn = socket.socket(sock.family, sock.type, sock.proto, fd)
+            try:
+                address = conn.getpeername()
+            except OSError:                     # it is gone again
+                address = None
+            self._serve_connection(protocol_factory, conn, address, *options)
+
+        def failed(exc):
+            if exc.errno not in _OUT_OF_RESOURCES:
+                raise exc
+            self._accept_later(exc, protocol_factory, sock, *options)
+
+        poller_uring().Acceptor(self, self.poller, sock, serve, failed)
+
+    def _stop_serving(self, sock):
+        if self.poller.accepts:
+            poller_uring().stop_accepting(self.poller, sock.fileno())
+        super()._stop_serving(sock)
+
+
+class Loop(signals.SignalLoop, sharing.SharingLoop, _AcceptingLoop, runtime.LoopCore, _BaseLoop):
     """An asyncio event loop. Every method of asyncio's Unix loop is there and means the same.
 
     poller: "auto", "io_uring", "epoll" or "kqueue". debug: None (as `python -X dev` and PYTHONASYNCIODEBUG say), True or
@@ -115,6 +162,10 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, runtime.LoopCore, _BaseLoop)
         debug = config.resolve_debug(debug)
         write_batching = config.resolve_write_batching(write_batching)
         _tune_malloc()
+        if write_batching:
+            _tune_batches()
+        if poller == "io_uring":
+            poller_uring()
         self._ssock = self._csock = None
         self._outer_wakeup_fd = -1
         super().__init__(_SelectorView())

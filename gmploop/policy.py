@@ -165,6 +165,10 @@ def run(
                 _goroutines().set_procs(procs)
             try:
                 return _run_main(runner, main)
+            except OSError:
+                if isinstance(runner.get_loop(), Loop):
+                    runner.get_loop().poller.outlive()
+                raise
             finally:
                 _end_goroutines(runner.get_loop(), shutdown_timeout)
     finally:
@@ -236,8 +240,8 @@ def _run_unlocked(main: Any, debug: bool | None, procs: int | None, timeout: flo
     try:
         result = handle.result() if run is None else run.wait_for(handle)
     except asyncio.CancelledError:
-        if handle.fatal is not None:  # sys.exit() in another goroutine
-            raise handle.fatal from None
+        if (fatal := goroutine.world.fatal.pop(handle, None)) is not None:  # sys.exit() in another goroutine
+            raise fatal from None
         if run is None or run.error is None:
             raise
     except KeyboardInterrupt:

@@ -81,6 +81,7 @@ def configure():
         base_tasks=(base_tasks._task_repr, base_tasks._task_get_stack, base_tasks._task_print_stack),
         iscoroutine=coroutines.iscoroutine, register=tasks._register_task,
         enter=tasks._enter_task, leave=tasks._leave_task, swap=getattr(tasks, "_swap_current_task", None),
+        running_loop=events._get_running_loop,
         table=tasks._current_tasks if sys.version_info < (3, 14) else None,
         context_check=sys.version_info >= (3, 15), uncancel_resets=sys.version_info >= (3, 13))
 

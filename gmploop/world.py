@@ -68,7 +68,6 @@ class World(moving.MovingCore, Loop):
 
     _clock_resolution = 1e-9
     _current_handle = None
-    _exception_handler = None
     _executor_shutdown_called = False
     _asyncgens_shutdown_called = False
     _coroutine_origin_tracking_enabled = False
@@ -103,7 +102,8 @@ class World(moving.MovingCore, Loop):
         self._debug = maker.get_debug()
         self._exception_handler = maker.get_exception_handler()
         self._task_factory = maker.get_task_factory()
-        self.slow_callback_duration = maker.slow_callback_duration
+        if maker.slow_callback_duration != World.slow_callback_duration:
+            self.slow_callback_duration = maker.slow_callback_duration
 
     # -- the shared executor
 
@@ -132,6 +132,10 @@ class World(moving.MovingCore, Loop):
         if not self._closed:
             raise RuntimeError("Cannot close a running event loop")
 
+    def _asyncgen_firstiter_hook(self, agen):
+        self.has_asyncgens = True
+        super()._asyncgen_firstiter_hook(agen)
+
     _moves = True
 
     def add_signal_handler(self, sig, callback, *args):
@@ -139,7 +143,7 @@ class World(moving.MovingCore, Loop):
         if signal.getsignal(signal.SIGURG) is not signals._deliver:
             raise RuntimeError("goroutines get signals from the main thread: the first go(), or gmploop.run(), must be "
                                "there, and SIGURG not be used otherwise")
-        self._asyncgens                         # so that the end of the world has something to wind up
+        self.has_asyncgens = True               # so that the end of the world has something to wind up
         super().add_signal_handler(sig, callback, *args)
 
     def _other_tasks(self):
@@ -160,40 +164,24 @@ class World(moving.MovingCore, Loop):
             if not task.cancelled() and task.exception() is not None:
                 self.call_exception_handler({"message": "unhandled exception during the end of a goroutine",
                                              "exception": task.exception(), "task": task})
-        if "_asyncgens" in self.__dict__:
+        if self.has_asyncgens:
             await self.shutdown_asyncgens()
         if self.__dict__.get("_signal_handlers"):
             signals.forget(self)
         await self.shutdown_default_executor()
 
 
-class Join(asyncio.Future):
-    """What the awaiter of a goroutine waits on: cancelling it cancels the goroutine, and then waits on."""
-
-    goroutine = None
-
-    def cancel(self, msg=None):
-        """Cancel the goroutine."""
-        return not self.done() and self.goroutine.cancel(msg)
-
-    def over(self, goroutine):
-        if self.done():
-            return
-        if goroutine.cancelled():
-            super().cancel()
-        else:
-            self.set_result(None)
+fatal = weakref.WeakKeyDictionary()     # goroutine from which others came: SystemExit or KeyboardInterrupt of one of them
 
 
-def report_fatal(handle, exc):
+def report_fatal(home, exc):
     """SystemExit or KeyboardInterrupt in a world: they end the program as they do in asyncio.run(), through the loop from
     which the goroutines came; where that is none, SystemExit ends nothing and KeyboardInterrupt goes to the main thread.
     """
-    home = moving.home_of(handle) if handle is not None else None
     if isinstance(home, World):
         first = home.goroutine
         if first is not None:
-            first.fatal = exc
+            fatal[first] = exc
             first.cancel()
     elif home is not None and not home.is_closed():
         home.call_soon_threadsafe(_raise, exc)
@@ -216,7 +204,7 @@ def report_broken(error):
                 home.call_soon_threadsafe(home._end_by, exc)
     for handle in moving.all_goroutines():
         if moving.home_of(handle) is None:                  # by a plain thread: main() of lock_main=False, perhaps
-            handle.fatal = exc
+            fatal[handle] = exc
             handle.cancel()
 
 
@@ -243,7 +231,7 @@ def _before_start(procs):
     return n
 
 
-moving.configure(World, Join, report_fatal)
+moving.configure(World, report_fatal)
 m.configure(_before_start)
 netpoll.configure(report_broken)
 sysmon.configure(report_stall)

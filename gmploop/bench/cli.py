@@ -11,6 +11,8 @@ from gmploop.bench.run import Run, say, usable_loops
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 DEFAULT_LOOPS = ["asyncio", "uvloop", "gmploop", "c-epoll"]
+POLLER_LOOPS = ["asyncio", "uvloop", "blazio", "gmploop", "gmploop-eager", "gmploop-uring", "gmploop-uring-batch",
+                "c-epoll", "c-uring"]
 
 
 def _loops(text):
@@ -48,10 +50,13 @@ def parser():
                + "  files     gmploop.fs; a program of its own: python -m gmploop bench files --help\n\n"
                "ROW is a part, all, a row's name from --list or the beginning of some (echo-streams).")
     it.add_argument("rows", nargs="*", metavar="ROW", help="what to measure (default: all)")
-    it.add_argument("--loops", type=_loops, default=DEFAULT_LOOPS, metavar="A,B,...",
-                    help=f"which loops (default: {','.join(DEFAULT_LOOPS)}; all: each one that is installed)")
-    it.add_argument("--rounds", type=_count, metavar="N", help="rounds, in which the loops take turns (default: 3)")
-    it.add_argument("--seconds", type=_seconds, metavar="S", help="length of one measurement (default: 1)")
+    it.add_argument("--loops", type=_loops, metavar="A,B,...",
+                    help=f"which loops (default: {','.join(DEFAULT_LOOPS)}; for pollers: {','.join(POLLER_LOOPS)}; all: "
+                         "each one that is installed)")
+    it.add_argument("--rounds", type=_count, metavar="N",
+                    help="rounds, in which the loops take turns (default: 3; for pollers 2)")
+    it.add_argument("--seconds", type=_seconds, metavar="S",
+                    help="length of one measurement (default: 1; for pollers 0.4)")
     it.add_argument("--connections", type=_count, default=50, metavar="N",
                     help="connections to a server, where the row does not say (default: 50)")
     it.add_argument("--least", action="store_true",
@@ -86,6 +91,7 @@ def main(argv=None):
         from gmploop.bench import files
         return files.main(argv[1:])
     options = parser().parse_args(argv)
+    _fill_in(options)
     if options.list:
         for row in rows.all_rows():
             print(f"{row.name:34}{row.what}")
@@ -105,6 +111,16 @@ def main(argv=None):
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
+
+
+def _fill_in(options):
+    """What was not given. The pollers are many: their default is what takes a quarter of an hour, system calls too."""
+    pollers = bool(options.rows) and all(name.partition("-")[0] == "pollers" for name in options.rows)
+    quick = options.quick
+    options.loops = options.loops or (POLLER_LOOPS if pollers else DEFAULT_LOOPS)
+    options.rounds = options.rounds or (1 if quick else 2 if pollers else 3)
+    options.seconds = options.seconds or (0.1 if quick else 0.4 if pollers else 1.0)
+    options.syscalls = options.syscalls or pollers and not quick
 
 
 def _remarks(options, counter):
@@ -134,10 +150,9 @@ def _run(options, place):
     counter = measure.syscall_counter() if options.syscalls else None
     for remark in (remarks := _remarks(options, counter)):
         say(f"note: {remark}")
-    quick = options.quick
-    seconds = options.seconds or (0.1 if quick else 1.0)
+    quick, seconds = options.quick, options.seconds
     settings = measure.Settings(seconds, min(0.3, seconds / 2), options.connections, place, options.cold_malloc)
-    run = Run(chosen, loops, options.rounds or (1 if quick else 3), settings, counter)
+    run = Run(chosen, loops, options.rounds, settings, counter)
     about = {"machine": machine.describe(), "loops": loops, "left_out": rows_left_out | loops_left_out,
              "remarks": remarks,
              "settings": {"rounds": run.rounds, "seconds": seconds, "warmup": settings.warmup,

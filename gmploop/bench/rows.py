@@ -16,7 +16,9 @@ PARTS = {
     "web": "HTTP and WebSocket servers", "db": "asyncpg and redis-py against real servers",
     "micro": "callbacks, timers, tasks, futures", "growth": "cost per operation as the load grows",
     "memory": "memory of an idle connection; CPU and wake-ups of an idle server",
+    "pollers": "not in `all`: epoll and io_uring side by side, with and without batched writes, 1 to 10,000 connections",
 }
+APART = ("pollers",)       # parts that `all` leaves out
 SERVER, MICRO, CLIENT, IDLE = "server", "micro", "client", "idle"      # how a row is measured, see measure.one
 ECHO = {
     "protocol": "asyncio.Protocol that writes back what data_received gets",
@@ -65,6 +67,7 @@ class Row:
     at: int = 0            # ... and differ by this: the load
     work: float = 1        # ... and what one operation is worth there (see report.growth)
     quick: bool = True     # part of a --quick run
+    calls: bool = True     # --syscalls counts its system calls
 
     def missing_package(self):
         """The first package that this row needs and that is not installed, or None."""
@@ -127,6 +130,24 @@ def _growth_rows():
                       unit="CPU ns/op", kind=name, series=name, at=count, shows="cpu_ns", quick=count <= 100)
 
 
+def _poller_rows():
+    """Each way to talk, at each number of connections; then datagrams, accepting, and idling."""
+    for size in ("1k", "100k"):
+        for count in (1, 50, 1000):
+            for kind in ("protocol", "streams", "sock"):
+                yield echo_row(kind, size, name=f"pollers-{kind}-{size}-{count}", part="pollers", connections=count,
+                               quick=size == "1k" and count == 50, calls=size == "1k" and count < 1000)
+    for kind in ("protocol", "streams"):
+        yield echo_row(kind, "1k", name=f"pollers-{kind}-1k-10000", part="pollers", connections=10_000, quick=False,
+                       calls=False)
+    for kind in UDP:
+        yield echo_row(kind, "1k", "udp", name=f"pollers-udp-{kind}-1k", part="pollers", quick=False)
+    yield dataclasses.replace(_accept_row("pollers-accept", "pollers", "tcp", "protocol", "connect, 64 bytes there and "
+                                          "back, close; asyncio.Protocol"), quick=False)
+    for kind in ("protocol", "streams"):
+        yield dataclasses.replace(_memory_row(kind, "tcp", 10_000), name=f"pollers-idle-{kind}-10000", part="pollers")
+
+
 def _first_line(function):
     return function.__doc__.partition("\n")[0]
 
@@ -151,7 +172,7 @@ def all_rows():
     rows += _growth_rows()
     rows += [_memory_row(kind, "tcp", count) for kind in ("protocol", "streams") for count in (1000, 10_000)]
     rows += [_memory_row("protocol", "tls", 1000)]
-    return rows
+    return rows + list(_poller_rows())
 
 
 def select(names):
@@ -163,7 +184,8 @@ def select(names):
     known, chosen = all_rows(), []
     for name in names:
         found = [row for row in known
-                 if name in ("all", row.part) or row.name == name or row.name.startswith(name + "-")]
+                 if name == "all" and row.part not in APART or name == row.part
+                 or row.name == name or row.name.startswith(name + "-")]
         sized = re.fullmatch(r"(echo|unix|udp|tls)-([a-z]+)-([1-9]\d*[km]?)", name)
         if not found and sized and sized[2] in (UDP if sized[1] == "udp" else ECHO):
             found = [echo_row(sized[2], sized[3], "tcp" if sized[1] == "echo" else sized[1])]

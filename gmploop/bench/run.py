@@ -82,7 +82,7 @@ class Run:
                 self._fail(row, loop, failure)
 
     def _count_calls(self, row, loops, figures):
-        if self.counter and row.how == rows.SERVER:
+        if self.counter and row.how == rows.SERVER and row.calls:
             for loop in loops:
                 try:
                     figures[loop][-1]["syscalls"] = measure.syscalls(row, loop, self.settings, self.counter)

@@ -2,8 +2,9 @@
 
 cpu      worlds that compute between turns: seconds on one P and on two, and their ratio (free-threaded builds)
 tasks    worlds whose work is tasks, queues and locks: the same
-spawn    go() and await of an empty goroutine from a goroutine, ns
-parked   bytes of resident memory for each goroutine that waits
+spawn    go() and await of an empty goroutine from a goroutine, ns: by a hundred, and one after the other
+hop      from one goroutine to another by a Channel, ns
+parked   bytes of resident memory for each goroutine that waits at an Event
 blocker  p99 of a 1 ms sleep beside a goroutine that blocks 200 ms at a time, ms
 idle     context switches a second of a process with 1,000 parked goroutines
 latency  from runnable to running, p50 and p99, at half load: 20 goroutines that compute 50 us and sleep 2 ms; published
@@ -90,10 +91,39 @@ def spawn(n=20000):
                 await handle
         return (time.perf_counter() - start) / n * 1e9
 
-    async def main():
-        return await go(spawner)
+    async def one_by_one():
+        start = time.perf_counter()
+        for _ in range(n):
+            await go(nothing)
+        return (time.perf_counter() - start) / n * 1e9
+
+    async def main(spawns):
+        return await go(spawns)
     for procs in 1, 2:
-        print(f"spawn    {best(lambda: gmploop.run(main(), procs=procs)):.0f} ns on {procs} P")
+        many, one = (best(lambda: gmploop.run(main(spawns), procs=procs)) for spawns in (spawner, one_by_one))
+        print(f"spawn    {many:.0f} ns by a hundred, {one:.0f} ns one after the other, on {procs} P")
+
+
+def hop(n=20000):
+    async def echo(there, back):
+        for _ in range(n):
+            await back.send(await there.recv())
+
+    async def ask(there, back):
+        start = time.perf_counter()
+        for number in range(n):
+            await there.send(number)
+            await back.recv()
+        return (time.perf_counter() - start) / (2 * n) * 1e9
+
+    async def main():
+        channels = gmploop.Channel(), gmploop.Channel()
+        other = go(echo, *channels)
+        took = await go(ask, *channels)
+        await other
+        return took
+    for procs in 1, 2:
+        print(f"hop      {best(lambda: gmploop.run(main(), procs=procs)):.0f} ns on {procs} P")
 
 
 def _resident():
@@ -102,8 +132,10 @@ def _resident():
 
 
 def parked(n=100000):
+    never = gmploop.Event()
+
     async def waits():
-        await asyncio.Event().wait()
+        await never.wait()
 
     async def main():
         before = _resident()
@@ -214,8 +246,8 @@ def steps():
     print(f"steps    local ring {local} ns, global queue {queue} ns, poll {poll} ns, steal {steal} ns")
 
 
-ROWS = {"cpu": cpu, "tasks": tasks, "spawn": spawn, "parked": parked, "blocker": blocker, "idle": idle, "latency": latency,
-        "retake": retake, "steps": steps, "go": yardsticks.go, "peers": yardsticks.peers}
+ROWS = {"cpu": cpu, "tasks": tasks, "spawn": spawn, "hop": hop, "parked": parked, "blocker": blocker, "idle": idle,
+        "latency": latency, "retake": retake, "steps": steps, "go": yardsticks.go, "peers": yardsticks.peers}
 
 if __name__ == "__main__":
     for row in sys.argv[1:] or ROWS:

@@ -1,4 +1,4 @@
-from gmploop.core.poller cimport Watch, uint32_t
+from gmploop.core.poller cimport Watch, uint32_t, int64_t
 
 cdef extern from "<stdint.h>":
     ctypedef unsigned long long uint64_t
@@ -27,26 +27,44 @@ cdef extern from "uring.h" nogil:
     uint32_t gl_uring_queued(gl_uring *)
     gl_sqe *gl_uring_sqe(gl_uring *)
     int gl_uring_submit(gl_uring *)
-    uint64_t gl_uring_take_back(gl_uring *)
+    gl_sqe *gl_uring_queued_at(gl_uring *, uint32_t)
     int gl_uring_next(gl_uring *, gl_cqe *)
+
+cdef extern from "flusher.h" nogil:
+    ctypedef struct gl_send:
+        const char *data
+        int fd
+        uint32_t len
+        int sent
+    ctypedef struct gl_batch:
+        uint32_t n
+        int watched
+        gl_send *a
+    int GL_PENDING
 
 cdef enum:
     SEND_BIT = 0x80000000       # in the low half of user_data: the rest of that half is the send's index
 
 cdef class SendBatch:
-    cdef list waiting           # watches with something in `out`; each once
-    cdef list sending           # those whose sends the kernel is being given
-    cdef int32_t *results       # of `sending`, by index
-    cdef size_t room            # of results
+    cdef gl_batch b             # what waits. Shared with the flusher: flusher.h
+    cdef list waiting           # whose it is, by index; None where it was taken away
+    cdef gl_send *now           # what is being sent, ours alone
+    cdef uint32_t room          # of now
+    cdef list sending           # whose that is
     cdef gl_uring r             # for flush(); its fd is -1 where none can be had, and until it is first wanted
     cdef bint refused
     cdef int fork_gen
-    cdef int add(self, Watch w) except -1
-    cdef size_t begin(self) except? 0
-    cdef int fill(self, gl_sqe *e, size_t i) except -1
+    cdef bint put(self, Watch w, bytes data, size_t ready) except -1
+    cdef int take(self, Watch w) except? -1
+    cdef uint32_t begin(self) except? 0
+    cdef bint is_pending(self, uint32_t i)
+    cdef int fill(self, gl_sqe *e, uint32_t i) except -1
     cdef int note(self, uint32_t low, int res) except -1
+    cdef bint is_queued(self, gl_uring *r)
     cdef int take_back(self, gl_uring *r) except -1
+    cdef int give_up(self, uint32_t i) except -1
     cdef int settle(self) except -1
     cdef int flush(self) except -1
     cdef int open(self) except -1
+    cdef int after_fork(self) except -1
     cdef int close(self) except -1

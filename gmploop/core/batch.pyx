@@ -1,44 +1,80 @@
 # cython: language_level=3, freethreading_compatible=True, binding=True
-"""SendBatch: the small sends of a turn in one system call.
+"""SendBatch: the small sends of a busy turn in one system call.
 
-With write_batching a transport leaves small data in `out`, a bytes object, and its watch here. When the loop polls, each
-becomes one SEND (so those of one socket cannot overtake each other) with MSG_DONTWAIT, which never waits for anything:
-it has been done, in part or whole or not at all, when the enter() that took it returns. Until then `sending` holds the
-watches, and they hold the bytes.
+With write_batching a transport gives its small data to the batch while other callbacks of the turn are still to run; a
+turn that has nothing else to do sends at once. When the loop polls, each becomes one SEND (so those of one socket cannot
+overtake each other) with MSG_DONTWAIT, which never waits for anything: it has been done, in part or whole or not at
+all, when the enter() that took it returns. If the loop does not poll soon, because a callback blocks or computes, a
+thread sends what waits: within a millisecond, see flusher.h.
+
+Who holds the bytes: w.out, until w.batch_sent(n) or take(w).
 
 Sends that took all of their data post no completion (CQE_SKIP_SUCCESS). So that those which did not always do,
 they have MSG_WAITALL: a short send then counts as failed, and tells how much it took.
 
 The io_uring poller gives the sends to its own ring, in the enter in which it waits. For epoll flush() does it in a ring
 of its own that is never waited in: a plain one, which any thread may go on with. One send alone goes by send(2), which
-is cheaper, and so do all where there is no ring.
+is cheaper. Where no ring is to be had nothing waits from then on.
 """
 cimport cython
-from libc.stdlib cimport free, realloc
-from libc.errno cimport ENOSYS, errno
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdlib cimport free
+from libc.string cimport memset
+from libc.errno cimport ENOSYS
 import logging
 import os
 from gmploop.core.poller cimport fork_generation
 
-cdef extern from *:
+cdef extern from "flusher.h" nogil:
     """
-    #include <limits.h>
-    #include <sys/socket.h>
-    #ifndef MSG_NOSIGNAL
-    #define MSG_NOSIGNAL 0
-    #endif
+    static gl_flusher gl_the_flusher = { .lock = PTHREAD_MUTEX_INITIALIZER, .wait_ns = 1000000, .idle_looks = 4 };
+    static void gl_forget_flusher(void) { gl_flusher_after_fork(&gl_the_flusher); }
+    static void gl_flusher_watch_forks(void) { pthread_atfork(NULL, NULL, gl_forget_flusher); }
     """
-    Py_ssize_t send(int, const void *, size_t, int)
+    ctypedef struct gl_flusher:
+        int64_t wait_ns
+        int idle_looks
+    gl_flusher gl_the_flusher
+    void gl_flusher_watch_forks()
+    int gl_flusher_watch(gl_flusher *, gl_batch *)
+    void gl_flusher_forget(gl_flusher *, gl_batch *)
+    void gl_flusher_stop(gl_flusher *)
+    int gl_batch_add(gl_batch *, int, const char *, uint32_t, int *)
+    int gl_batch_change(gl_batch *, int, const char *, uint32_t)
+    uint32_t gl_batch_take(gl_batch *, gl_send **, uint32_t *)
+    int gl_send_now(gl_send *)
     int INT_MAX, FLAGS "(MSG_NOSIGNAL | MSG_DONTWAIT | MSG_WAITALL)"
 
-cdef extern from "Python.h":
-    char *PyBytes_AS_STRING(object)
-    Py_ssize_t PyBytes_GET_SIZE(object)
+cdef enum:
+    NOBODY = 0xffffffff         # low half of user_data: what nobody waits for, as in poller_uring.pyx
 
 cdef bint told_refusal = False
 
-cdef enum:
-    ENTRIES = 128               # sends that one call carries; guessed
+
+cdef inline bint is_send(gl_sqe *e):
+    return e.opcode == GL_OP_SEND
+
+# Tunables: config.py says where they come from.
+cdef unsigned ENTRIES = 128
+cdef size_t MIN_READY = 4
+
+
+def configure(*, long long wait_ns, int idle_looks, unsigned entries, size_t min_ready):
+    """How long data may wait (ns) and after how many looks without any the thread that sees to it lets a loop alone; how
+    many sends one call carries at most; how many callbacks must be ready beside the one that writes."""
+    global ENTRIES, MIN_READY
+    gl_the_flusher.wait_ns, gl_the_flusher.idle_looks = wait_ns, idle_looks
+    ENTRIES, MIN_READY = entries, min_ready
+
+
+def stop_flusher():
+    """Send what waits in all loops and end the thread; the next write that waits starts it again. From any thread."""
+    with nogil:
+        gl_flusher_stop(&gl_the_flusher)
+
+
+gl_flusher_watch_forks()
+os.register_at_fork(before=stop_flusher)
 
 
 @cython.final
@@ -46,57 +82,101 @@ cdef class SendBatch:
     def __cinit__(self):
         self.waiting, self.sending = [], []
         self.r.fd = -1
+        self.fork_gen = fork_generation()
 
     def __dealloc__(self):
+        if self.fork_gen == fork_generation():
+            gl_flusher_forget(&gl_the_flusher, &self.b)
         gl_uring_free(&self.r)
-        free(self.results)
+        free(self.b.a)
+        free(self.now)
 
-    cdef int add(self, Watch w) except -1:
-        if not w.in_batch:
-            self.waiting.append(w)
-            w.in_batch = True
-        return 0
+    cdef bint put(self, Watch w, bytes data, size_t ready) except -1:
+        """Have data sent later, in the place of w.out; False: it is not to wait, or w.out was sent meanwhile."""
+        cdef int at, watch = 0
+        if w.batch_at:
+            if gl_batch_change(&self.b, w.batch_at - 1, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) != GL_PENDING:
+                return False
+            w.out = data                    # after the change: what it replaces may be freed now
+            return True
+        if ready < MIN_READY and not self.b.n or self.refused or self.fork_gen != fork_generation():
+            return False
+        at = gl_batch_add(&self.b, w.fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), &watch)
+        if at < 0:
+            raise MemoryError()
+        self.waiting.append(w)
+        w.out, w.batch_at = data, at + 1
+        if watch and gl_flusher_watch(&gl_the_flusher, &self.b) != 0:
+            self.b.watched = 0              # no thread to be had
+            self.take(w)
+            w.out = None
+            return False
+        return True
 
-    cdef size_t begin(self) except? 0:
+    cdef int take(self, Watch w) except? -1:
+        """Take w.out back. GL_PENDING: it was not sent; else what sending it gave, as for batch_sent()."""
+        cdef int at = w.batch_at - 1
+        if at < 0:
+            return GL_PENDING
+        w.batch_at = 0
+        self.waiting[at] = None
+        return gl_batch_change(&self.b, at, NULL, 0) if self.fork_gen == fork_generation() else INT_MAX
+
+    cdef uint32_t begin(self) except? 0:
         """Make what waits the sends of now; how many these are."""
         cdef Watch w
-        cdef void *more
-        cdef size_t n = len(self.waiting), i
-        if n > self.room:
-            more = realloc(self.results, 2 * n * sizeof(int32_t))
-            if more == NULL:
-                raise MemoryError()
-            self.results, self.room = <int32_t *>more, 2 * n
-        waiting, self.waiting, self.sending = self.waiting, [], []
-        for w in waiting:
-            w.in_batch = False
-            if w.out is not None:               # else it was sent or dropped meanwhile
-                self.results[len(self.sending)] = INT_MAX
-                self.sending.append(w)
-        return len(self.sending)
+        cdef uint32_t n = gl_batch_take(&self.b, &self.now, &self.room)
+        self.waiting, self.sending = [], self.waiting
+        for w in self.sending:
+            if w is not None:
+                w.batch_at = 0
+        return n
 
-    cdef int fill(self, gl_sqe *e, size_t i) except -1:
-        cdef Watch w = <Watch>self.sending[i]
-        e.opcode, e.fd, e.flags, e.op_flags = GL_OP_SEND, w.fd, GL_SQE_SKIP_SUCCESS, FLAGS
-        e.addr, e.len = <uint64_t><size_t>PyBytes_AS_STRING(w.out), <uint32_t>PyBytes_GET_SIZE(w.out)
+    cdef bint is_pending(self, uint32_t i):
+        """Whether a send of now is still to be done: it was not taken away, nor sent by the flusher."""
+        return self.now[i].data != NULL and self.now[i].sent == GL_PENDING
+
+    cdef int fill(self, gl_sqe *e, uint32_t i) except -1:
+        cdef gl_send *s = &self.now[i]
+        e.opcode, e.fd, e.flags, e.op_flags = GL_OP_SEND, s.fd, GL_SQE_SKIP_SUCCESS, FLAGS
+        e.addr, e.len = <uint64_t><size_t>s.data, s.len
         e.user_data = SEND_BIT | i
+        s.sent = INT_MAX
         return 0
 
     cdef int note(self, uint32_t low, int res) except -1:
         """A completion: of a send that did not take all."""
         cdef uint32_t i = low & ~<uint32_t>SEND_BIT
         if i < <size_t>len(self.sending):
-            self.results[i] = res
+            self.now[i].sent = res
         return 0
 
+    cdef bint is_queued(self, gl_uring *r):
+        """Whether there are sends that the kernel has not taken."""
+        cdef uint32_t i
+        for i in range(gl_uring_queued(r)):
+            if is_send(gl_uring_queued_at(r, i)):
+                return True
+        return False
+
     cdef int take_back(self, gl_uring *r) except -1:
-        """The kernel did not take all entries: what is left of the sends, which are the newest, is not sent."""
-        cdef uint64_t data
-        cdef size_t left = min(<size_t>gl_uring_queued(r), <size_t>len(self.sending))
-        while left:
-            data = gl_uring_take_back(r)
-            self.note(<uint32_t>data, 0)
-            left -= 1
+        """Sends that the kernel has not taken are not done: their entries do nothing when it takes them."""
+        cdef uint32_t i
+        cdef gl_sqe *e
+        for i in range(gl_uring_queued(r)):
+            e = gl_uring_queued_at(r, i)
+            if is_send(e):
+                self.note(<uint32_t>e.user_data, 0)
+                memset(e, 0, sizeof(e[0]))              # a NOP
+                e.flags, e.user_data = GL_SQE_SKIP_SUCCESS, NOBODY
+        return 0
+
+    cdef int give_up(self, uint32_t i) except -1:
+        """The sends from the i-th on are not done."""
+        while i < <size_t>len(self.sending):
+            if self.now[i].sent == GL_PENDING:
+                self.now[i].sent = 0
+            i += 1
         return 0
 
     cdef int settle(self) except -1:
@@ -106,25 +186,25 @@ cdef class SendBatch:
         sending, self.sending = self.sending, []
         for i in range(len(sending)):
             w = <Watch>sending[i]
-            w.batch_sent(self.results[i])
+            if w is not None:
+                w.batch_sent(self.now[i].sent)
         return 0
 
     cdef int flush(self) except -1:
         """Send what waits, now."""
-        cdef size_t n = self.begin(), i = 0
+        cdef uint32_t n = self.begin(), i = 0
         cdef gl_sqe *e
         cdef gl_cqe c
         cdef int error = 0
-        cdef Py_ssize_t sent
-        cdef Watch w
         if n > 1 and (self.r.fd < 0 or self.fork_gen != fork_generation()):
             self.open()
         while i < n and n > 1 and self.r.fd >= 0 and not error:
             while i < n:
-                e = gl_uring_sqe(&self.r)
-                if e == NULL:
-                    break
-                self.fill(e, i)
+                if self.is_pending(i):
+                    e = gl_uring_sqe(&self.r)
+                    if e == NULL:
+                        break
+                    self.fill(e, i)
                 i += 1
             with nogil:
                 error = gl_uring_submit(&self.r)
@@ -133,15 +213,13 @@ cdef class SendBatch:
         if error:
             self.take_back(&self.r)
         while i < n:
-            w = <Watch>self.sending[i]
-            sent = send(w.fd, PyBytes_AS_STRING(w.out), PyBytes_GET_SIZE(w.out), FLAGS)
-            self.results[i] = <int32_t>sent if sent >= 0 else -errno
+            if self.is_pending(i):
+                self.now[i].sent = gl_send_now(&self.now[i])
             i += 1
         return self.settle()
 
     cdef int open(self) except -1:
         gl_uring_free(&self.r)
-        self.fork_gen = fork_generation()
         global told_refusal
         cdef int e
         if self.refused:
@@ -156,11 +234,30 @@ cdef class SendBatch:
                 return 0
             told_refusal = True
             logging.getLogger("gmploop").info(
-                "write_batching: the writes of a turn leave one by one when it ends, since io_uring is not to be had: %s",
-                os.strerror(-e))
+                "write_batching: each write leaves alone, since io_uring is not to be had: %s", os.strerror(-e))
+        return 0
+
+    cdef int after_fork(self) except -1:
+        """In a child: what waits is the parent's, and so is the ring."""
+        cdef Watch w
+        for w in self.waiting:
+            if w is not None:
+                w.out, w.batch_at = None, 0
+        self.waiting, self.sending = [], []
+        free(self.b.a)
+        memset(&self.b, 0, sizeof(self.b))
+        gl_uring_free(&self.r)
+        self.fork_gen = fork_generation()
         return 0
 
     cdef int close(self) except -1:
+        cdef Watch w
+        if self.fork_gen == fork_generation():
+            gl_flusher_forget(&gl_the_flusher, &self.b)
+        self.begin()
+        for w in self.sending:
+            if w is not None:
+                w.out = None
+        self.sending = []
         gl_uring_free(&self.r)
-        self.waiting.clear()
         return 0

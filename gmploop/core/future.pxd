@@ -1,5 +1,6 @@
 from cpython.object cimport PyObject
 from gmploop.core.g cimport G
+from gmploop.core.handle cimport flag
 
 cdef enum:
     PENDING = 0
@@ -20,8 +21,8 @@ cdef class Future:
     cdef PyObject *attrs    # __dict__
     cdef object __weakref__
     cdef signed char state
-    cdef bint failed, log_traceback, blocking
-    cdef bint own           # loop is a G
+    cdef flag failed, log_traceback, blocking
+    cdef flag own           # loop is a G
     cdef int init(self, loop) except -1
     cdef int report(self, dict context) except -1
     cdef int report_never_retrieved(self) except -1

@@ -1,10 +1,9 @@
 from cpython.object cimport PyObject
-from gmploop.core.handle cimport Handle, TimerHandle, gl_world
+from gmploop.core.handle cimport Handle, TimerHandle, flag, gl_world
 
 cdef extern from "ring.h" nogil:
     ctypedef struct gl_ring:
-        size_t head
-        size_t tail
+        pass
     size_t gl_ring_len(const gl_ring *)
     int gl_ring_push(gl_ring *, size_t)
     size_t gl_ring_pop(gl_ring *)
@@ -48,13 +47,14 @@ cdef class G:
     cdef PyObject *inbox    # newest first list of Handles linked by `next`; pushed by CAS, taken whole by the owner
     cdef PyObject *taken    # what the owner took from there and has not queued yet, oldest first; mostly empty
     cdef gl_pool *pool      # handles kept for reuse: a locked world's own, or its M's while one runs it; may be NULL
-    cdef int watches        # of a world that moves: how many it has at the shared poller
     cdef gl_tasks tasks     # of ours, not done; task.pyx
     cdef gl_node world      # in a shard of the worlds that ever had such a task
-    cdef PyObject *current  # the task of ours whose step runs, borrowed; where asyncio has _current_tasks
-    cdef bint told          # asyncio has been told of it
+    cdef PyObject *current  # the task of ours whose step runs, borrowed; where asyncio has _current_tasks. The world
+                            # itself stands for its root task while nobody has asked for that
+    cdef int watches        # of a world that moves: how many it has at the shared poller
+    cdef flag told          # asyncio has been told of `current`
     cdef unsigned char shard
-    cdef bint custom_call_soon      # callbacks go through it and not directly into the ring
+    cdef flag custom_call_soon      # callbacks go through it and not directly into the ring
     cdef long waits         # operations at channels, locks and the like that wait in this world (waiter.pyx)
     cdef object __weakref__
     cdef int push_entry(self, size_t entry) except -1
@@ -73,9 +73,12 @@ cdef class G:
     cdef int run_event(self, PyObject *watch) except -1
     cdef int run_turn(self, void *mp) except -1
     cdef int entered(self, void *mp) except -1
+    cdef int show_root(self) except -1
+    cdef int wake_root(self, bint mine, bint next) except -1
     cdef int set_timers(self, void *pp) except -1
     cdef int post_event(self, PyObject *watch) except -1
 
 cdef int call_in(object context, PyObject *callback, PyObject *args) except -1
 cdef int track_current(dict current_tasks) except -1
+cdef int track_steps(int (*drop)(PyObject *) except -1) except -1
 cdef int track_worlds(void (*forget)(G) noexcept) except -1

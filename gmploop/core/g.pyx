@@ -90,14 +90,22 @@ cdef extern from *:
     int raise_current() except -1
 
 
-# asyncio's table {loop: current task}, where there is one, and what task.pyx does with a world that is freed.
+# asyncio's table {loop: current task}, where there is one, and what task.pyx does with a world that is freed and with a
+# step that will not be made.
 cdef dict current_tasks = None
 cdef void (*forget_world)(G) noexcept
+cdef int (*drop_step)(PyObject *) except -1
 
 
 cdef int track_current(dict table) except -1:
     global current_tasks
     current_tasks = table
+    return 0
+
+
+cdef int track_steps(int (*drop)(PyObject *) except -1) except -1:
+    global drop_step
+    drop_step = drop
     return 0
 
 
@@ -121,6 +129,8 @@ cdef class G:
         enter it there; a step of which nobody asks this costs nothing."""
         if self.current != NULL and not self.told and (not GL_FREE_THREADED or gl_world_mine(&self.w)):
             self.told = True                     # first: the table asks for the hash again
+            if self.current == <PyObject *>self:
+                self.show_root()
             current_tasks[self] = <object>self.current
         return (<PyTypeObject *>object).tp_hash(self)
 
@@ -141,6 +151,8 @@ cdef class G:
                 h = <Handle>p
                 h.drop()
                 h = None
+            elif entry & 3 == 2:
+                drop_step(p)
             Py_DECREF(<object>p)
 
     cdef int push_entry(self, size_t entry) except -1:
@@ -248,6 +260,15 @@ cdef class G:
         return 0
 
     # -- for worlds that move between Ms
+
+    cdef int show_root(self) except -1:
+        """Make a task object of the root coroutine, if it has none."""
+        return 0
+
+    cdef int wake_root(self, bint mine, bint next) except -1:
+        """What the root coroutine, without a task object, waits for has come. `mine`: on the M that runs it now. `next`:
+        handed over, it goes before what is in the queue. Returns 1."""
+        return 1
 
     cdef int entered(self, void *mp) except -1:
         """An M that runs another world now runs this one."""

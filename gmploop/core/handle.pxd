@@ -1,5 +1,8 @@
 from cpython.object cimport PyObject
 
+cdef extern from "<stdbool.h>":
+    ctypedef bint flag "_Bool"      # a bint of one byte, for fields of objects that are made by the million
+
 cdef extern from "world.h" nogil:
     ctypedef struct gl_spinlock:
         pass

@@ -29,7 +29,7 @@ static const char *const gl_kq_missing = "this build has no kqueue, which is com
 #define EVFILT_READ 0
 #define EVFILT_WRITE 1
 struct kevent { uintptr_t ident; int filter; unsigned flags, fflags; void *udata; };
-enum { EV_ADD, EV_DELETE, EV_CLEAR, EV_EOF };
+enum { EV_ADD, EV_DELETE, EV_CLEAR, EV_ONESHOT, EV_EOF };
 static inline int kqueue(void) { errno = ENOSYS; return -1; }
 #define kevent(kq, changes, n, events, m, timeout) \
     ((void)(kq), (void)(changes), (void)(n), (void)(events), (void)(m), (void)(timeout), errno = ENOSYS, -1)

@@ -88,6 +88,7 @@ cdef enum:
     TURN_MORE = 1
     TURN_DEAD = 2
 
+cdef gl_g *NOBODY = <gl_g *>1      # no G's address: the thread's running loop is a world that is over
 cdef object set_running_loop = asyncio._set_running_loop
 cdef gl_sched *S = sched()
 S.start_thread = gl_m_start
@@ -257,11 +258,6 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
     mp.curg = gp
     gl_set_owner(&g.w.owner, mp.ident)
     g.pool = <gl_pool *>mp.pool
-    if mp.last != gp:
-        mp.last = gp
-        g.entered(mp)
-        if mp.hook_world != NULL and mp.hook_world != <void *>g:
-            renew_hook(mp)
     while True:
         gl_add_u32(&pp.schedtick)
         gl_add_u32(&mp.turns)
@@ -270,6 +266,11 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
         store_int(&mp.preempt, 0)
         gl_leave(mp, pp)
         try:
+            if mp.last != gp:               # now the last world may go, and what that takes with it is a callback too
+                mp.last = gp
+                g.entered(mp)
+                if mp.hook_world != NULL and mp.hook_world != <void *>g:
+                    renew_hook(mp)
             r = g.run_turn(mp)
         except BaseException:
             r = TURN_MORE
@@ -312,7 +313,7 @@ cdef int put_away(gl_m *mp, gl_g *gp, G g, int r) except -1:
 
 
 cdef int bury(gl_m *mp, gl_g *gp, G g) except -1:
-    """The world is over; what its last reference takes with it is still part of the turn."""
+    """The world is over. It stays the thread's running loop, and so alive, until the next one is entered."""
     if mp.lockedg == gp:
         mp.lockedg, mp.locks = NULL, 0
     g.pool = NULL
@@ -320,10 +321,9 @@ cdef int bury(gl_m *mp, gl_g *gp, G g) except -1:
     gl_g_set(&gp.state, G_DEAD)
     gl_free_owner(&g.w.owner)
     mp.curg = NULL
-    mp.last = NULL
+    mp.last = NOBODY
     Py_DECREF(g)
     g = None
-    set_running_loop(None)
     gl_add_u32(&mp.turns)
     gl_enter(mp)
     return 0

@@ -1,5 +1,8 @@
-from gmploop.core.handle cimport gl_spinlock
+from cpython.object cimport PyObject
+from gmploop.core.goroutine cimport Goroutine
+from gmploop.core.handle cimport flag
 from gmploop.core.runtime cimport LoopCore
+from gmploop.core.task cimport Task
 
 cdef enum:
     TURN_IDLE = 0       # nothing left to do
@@ -14,30 +17,28 @@ cdef enum:
 
 cdef class MovingCore(LoopCore):
     cdef Goroutine handle           # who waits for the root task; None once it was told
-    cdef object coro                # until the first turn
+    cdef object coro                # the root coroutine, until it is over or has a task object, `root`
     cdef object context
+    cdef Task root
+    cdef object waits_for           # what the root coroutine waits for: a Waiter or a Goroutine
+    cdef object value               # of the root coroutine that is over without a task
     cdef readonly object home       # the loop from which it came, by however many go(): of a plain thread, or of a
                                     # goroutine that came from none
-    cdef object root                # the root task
-    cdef int phase
+    cdef public object _exception_handler
+    cdef int woken                  # 1: what the root coroutine waits for has come; set by any thread, taken by its M
     cdef int told_to_cancel         # 1: before the root task was there; 2: and begin() has done it
     cdef unsigned int inner         # tasks that were made beside it
+    cdef unsigned char phase, status
+    cdef flag parked                # `woken` will be set
+    cdef public flag has_asyncgens
     cdef int begin(self) except -1
     cdef int die(self) except -1
     cdef int run_entries(self, void *m) except -1
-
-cdef class Goroutine:
-    cdef MovingCore world           # None once it is over
-    cdef gl_spinlock lock           # guards status and waiters
-    cdef int status
-    cdef int retrieved              # somebody has seen the exception
-    cdef list waiters               # what is called when it is over: (loop or None, callable, context or None)
-    cdef object value               # result, or exception
-    cdef object name_
-    cdef object maker               # the loop that ran go(), for its exception handler
-    cdef object home                # as the world's
-    cdef public object fatal        # SystemExit or KeyboardInterrupt of a goroutine whose home this one's world is
-    cdef object __weakref__
-    cdef int finish(self, int status, object value) except -1
-    cdef bint wait(self, tuple entry) except -1
-    cdef int set_name(self, name) except -1
+    cdef int push_root(self) except -1
+    cdef int step_root(self) except -1
+    cdef PyObject *for_task(self, PyObject *result) except? NULL
+    cdef int root_stepped(self, int status, PyObject *result, PyObject *raised) except -1
+    cdef int root_failed(self, object exc) except -1
+    cdef int end_root(self, int status, object value) except -1
+    cdef int adopt(self, Task t) except -1
+    cdef int root_over(self) except -1

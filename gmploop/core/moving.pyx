@@ -16,24 +16,53 @@ everything, tells the handle, and drops the scheduler's reference).
 cimport cython
 import asyncio
 import inspect
-import sys
-import threading
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF, Py_DECREF
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
 from gmploop.core.g cimport (
-    G, gl_g, gl_ring_len, gl_ring_pop, gl_g_set, gl_load_acquire, G_RUNNABLE, G_RUNNING, G_NOTIFIED, gl_g_clear_notified)
+    G, gl_g, gl_ring_len, gl_ring_pop, gl_g_set, gl_g_cas, gl_g_notify, gl_load_acquire, G_IDLE,
+    G_RUNNABLE, G_NOTIFIED, gl_g_clear_notified)
 from gmploop.core.future cimport make_future
-from gmploop.core.handle cimport gl_lock, gl_unlock, gl_monotonic
+from gmploop.core.handle cimport flag, gl_lock, gl_unlock, gl_monotonic
+from gmploop.core.goroutine cimport Goroutine, PENDING, DONE, FAILED, CANCELLED
 from gmploop.core.netpoll cimport SharedPoller, shared_poller
 from gmploop.core.poller cimport Watch, Poller, uint32_t, EV_LEVEL
 from gmploop.core.sched cimport (
     sched, current_m, gl_m, gl_p, gl_ready, gl_timer_set, gl_timer_forget, gl_all_add, gl_all_remove)
-from gmploop.core.task cimport Task, make_task
+from gmploop.core.task cimport Task, make_task, new_task as make_unqueued, has_table, leave, run_task
+from gmploop.core.waiter cimport Waiter
 from gmploop.core import m as m_module
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
+    object PyObject_CallOneArg(object, object)
+    int PyContext_Enter(object) except -1
+    int PyContext_Exit(object) except -1
     bint PyCoro_CheckExact(object)
+    int PyIter_Send(PyObject *, PyObject *, PyObject **) noexcept
+    enum: PYGEN_NEXT, PYGEN_RETURN
+
+cdef extern from "raised.h":
+    PyObject *gl_take_exception()
+    int gl_raise_again(object) except -1
+
+cdef extern from *:
+    """
+    /* A new object without a call of its type. */
+    static PyObject *gl_new(PyTypeObject *type, PyObject *no_args) { return type->tp_new(type, no_args, NULL); }
+    /* Instances are made and freed by the thousand, in all threads: without a finaliser, and without counting how many
+     * there are, for which all threads would write to one place. The count that was asked for makes it immortal. */
+    static void gl_lighten(PyTypeObject *type) {
+        type->tp_finalize = NULL;
+        Py_SET_REFCNT((PyObject *)type, PY_SSIZE_T_MAX / 2);
+    }
+    /* Whether a call makes a coroutine: 1, or 0. */
+    static int gl_makes_coroutine(PyObject *fn) {
+        return PyFunction_Check(fn) && ((PyCodeObject *)PyFunction_GET_CODE(fn))->co_flags & CO_COROUTINE;
+    }
+    """
+    object gl_new(type, tuple)
+    void gl_lighten(type)
+    bint gl_makes_coroutine(object)
 
 cdef extern from "world.h" nogil:
     unsigned long GL_BETWEEN_MS
@@ -41,15 +70,13 @@ cdef extern from "world.h" nogil:
 cdef extern from "atomics.h" nogil:
     void gl_fence_seq_cst()
     int load_int "gl_load_acquire"(int *)
+    int take_int "gl_exchange_acq_rel"(int *, int)
+    unsigned char load_byte "gl_load_acquire"(unsigned char *)
+    void store_byte "gl_store_release"(unsigned char *, unsigned char)
+    void store_flag "gl_store_release"(flag *, flag)
     void store_int "gl_store_release"(int *, int)
     void gl_store_relaxed(unsigned long *, unsigned long)
     uint32_t take_events "gl_exchange_acq_rel"(uint32_t *, uint32_t)
-
-cdef enum:
-    PENDING = 0
-    DONE = 1
-    FAILED = 2
-    CANCELLED = 3
 
 cdef enum:
     CO_COROUTINE = 0x80
@@ -60,21 +87,18 @@ cdef object CancelledError = asyncio.CancelledError
 
 # Injected by gmploop.world.
 cdef type World = None
-cdef object Join = None
 cdef object report_fatal = None
 
 
-def configure(world_type, join, fatal):
-    """Set the class of worlds, the future on which a handle's awaiter waits, and what is called with (maker's loop,
-    exception) when SystemExit or KeyboardInterrupt ends a callback."""
-    global World, Join, report_fatal
-    World, Join, report_fatal = world_type, join, fatal
+def configure(world_type, fatal):
+    """Set the class of worlds, and what is called with (the loop from which the goroutine came, exception) when
+    SystemExit or KeyboardInterrupt ends a callback."""
+    global World, report_fatal
+    World, report_fatal = world_type, fatal
+    gl_lighten(World)
 
 
 cdef class MovingCore(LoopCore):
-    def __del__(self):
-        """In the place of asyncio's, which would cost more than the rest of a small world: it closes itself."""
-
     # -- for the M that runs it
 
     cdef int run_turn(self, void *m) except -1:
@@ -84,12 +108,14 @@ cdef class MovingCore(LoopCore):
         if gl_load_acquire(&self.s.state) & G_NOTIFIED:
             gl_g_clear_notified(&self.s.state)
         self.drain_inbox()
+        if self.parked and take_int(&self.woken, 0):
+            self.push_root()
         if self.w.timers.n:
             self.take_due(gl_monotonic())
         try:
             self.run_entries(m)
         except BaseException as exc:
-            report_fatal(self.handle, exc)
+            report_fatal(self.home, exc)
         if self._stopping and self.phase != OVER:
             self._stopped()
         if self.phase == OVER:
@@ -113,67 +139,193 @@ cdef class MovingCore(LoopCore):
                 break
         return 0
 
+    cdef int run_entry(self, size_t entry) except -1:
+        if entry & 3 != 3:
+            return LoopCore.run_entry(self, entry)
+        Py_DECREF(self)
+        return self.step_root()
+
     cdef int begin(self) except -1:
-        store_int(&self.phase, LIVE)
-        coro, self.coro = self.coro, None
-        name = self.handle.name_
+        store_byte(&self.phase, LIVE)
+        store_flag(&self.handle.started, True)
+        if has_table() and PyCoro_CheckExact(self.coro) and not self.w.debug and not load_int(&self.told_to_cancel):
+            return self.push_root()
         try:
-            self.root = new_task(self, coro, name, self.context)
-            if name is None:
-                self.handle.set_name(self.root.get_name())
-            self.root.add_done_callback(self._root_done, context=self.context)
+            if PyCoro_CheckExact(self.coro):
+                self.show_root()
+                self.root.step_soon(NULL)
+            else:
+                self.adopt(Task(self.coro, loop=self, name=self.handle.name(), context=self.context))
             if load_int(&self.told_to_cancel):
                 self.root.cancel()
                 store_int(&self.told_to_cancel, 2)
         except BaseException as exc:
-            store_int(&self.phase, OVER)
-            self.handle.finish(FAILED, exc)
-        self.context = None
+            store_byte(&self.phase, OVER)
+            self.root = None
+            self.status, self.value = FAILED, exc
         return 0
 
+    # -- the root coroutine, while nobody has asked for a task
+
+    cdef int push_root(self) except -1:
+        """It is to be stepped. The entry is the world itself."""
+        self.parked = False
+        Py_INCREF(self)
+        return self.push_entry(<size_t><PyObject *>self | 3)
+
+    cdef int wake_root(self, bint mine, bint next) except -1:
+        if mine:
+            return self.push_root() + 1
+        take_int(&self.woken, 1)        # not a plain store: the state is read after it, see run_turn()
+        if gl_g_notify(&self.s.state):
+            gl_ready(sched(), current_m(), &self.s, next)
+        return 1
+
+    cdef int step_root(self) except -1:
+        cdef PyObject *result = NULL
+        cdef PyObject *raised = NULL
+        cdef int status
+        if self.root is not None:
+            Py_INCREF(self.root)
+            return run_task(self, <PyObject *>self.root)
+        coro, context = self.coro, self.context
+        if coro is None:                # it has ended; this stood behind what was ready then
+            return self.root_over()
+        self.waits_for = None
+        PyContext_Enter(context)
+        self.current, self.told = <PyObject *>self, False
+        status = PyIter_Send(<PyObject *>coro, <PyObject *>None, &result)
+        if result == NULL:
+            raised = gl_take_exception()
+        self.current = NULL
+        try:
+            if self.told:
+                self.told = False
+                leave(self, self.root)
+            if self.root is not None:
+                return self.root.stepped(status, self.for_task(result), raised)
+            return self.root_stepped(status, result, raised)
+        finally:
+            PyContext_Exit(context)
+
+    cdef PyObject *for_task(self, PyObject *result) except? NULL:
+        """A goroutine that was awaited before this step has asked for a task."""
+        if result == NULL or type(<object>result) is not Goroutine:
+            return result
+        joiner = (<Goroutine>result).join()
+        Py_DECREF(<object>result)
+        next(joiner, None)
+        Py_INCREF(joiner)
+        return <PyObject *>joiner
+
+    cdef int root_stepped(self, int status, PyObject *result, PyObject *raised) except -1:
+        """What has come of a step; takes the references."""
+        try:
+            if raised != NULL:
+                return self.root_failed(<object>raised)
+            if status == PYGEN_RETURN:
+                return self.end_root(DONE, <object>result)
+            if result == <PyObject *>None:
+                return self.push_root()
+            if type(<object>result) is Goroutine:
+                self.waits_for, self.parked = <object>result, True
+                return 0 if (<Goroutine>result).join_root(self) else self.push_root()
+            if isinstance(<object>result, Waiter) and (<Waiter>result).may_arm(self):
+                self.waits_for, self.parked = <object>result, True
+                return (<Waiter>result).arm(self, None)
+            self.show_root()
+            return self.root.suspend(result)
+        finally:
+            Py_XDECREF(result)
+            Py_XDECREF(raised)
+
+    cdef int root_failed(self, object exc) except -1:
+        self.end_root(CANCELLED if isinstance(exc, CancelledError) else FAILED, exc)
+        if isinstance(exc, (SystemExit, KeyboardInterrupt)):
+            gl_raise_again(exc)
+        return 0
+
+    cdef int end_root(self, int status, object value) except -1:
+        """What was ready before still runs, as it does with a task and its callbacks."""
+        self.status, self.value = status, value
+        self.coro = self.context = None
+        return self.push_root() if gl_ring_len(&self.ready) else self.root_over()
+
+    cdef int show_root(self) except -1:
+        """Make a task object of it."""
+        cdef Task t
+        if self.coro is None or self.phase == NEW:
+            return 0
+        t = make_unqueued(self, self.coro, self.context, self.handle.name())
+        if self.waits_for is not None:
+            Py_INCREF(self.waits_for)
+            t.fut_waiter = <PyObject *>self.waits_for
+            self.waits_for = None
+        t.enlist()
+        return self.adopt(t)
+
+    cdef int adopt(self, Task t) except -1:
+        t.add_done_callback(self._root_done, context=self.context)
+        self.root = t
+        self.coro = self.context = None
+        if self.current == <PyObject *>self:
+            self.current = <PyObject *>t
+        return 0
+
+    # -- its end
+
     def _root_done(self, task):
-        if self.phase != LIVE:
-            return
-        if self.inner or "_asyncgens" in self.__dict__:
-            store_int(&self.phase, WINDING)
-            new_task(self, self._wind_up(task), None, None).add_done_callback(self._over)
-        else:
-            store_int(&self.phase, OVER)
+        self.root_over()
+
+    cdef int root_over(self) except -1:
+        if self.phase == LIVE and (self.inner or self.has_asyncgens):
+            store_byte(&self.phase, WINDING)
+            new_task(self, self._wind_up(self.root), None, None).add_done_callback(self._over)
+        elif self.phase == LIVE:
+            store_byte(&self.phase, OVER)
+        return 0
 
     def _over(self, task):
         if not task.cancelled() and task.exception() is not None:
             self.call_exception_handler({"message": "ending a goroutine's world failed", "exception": task.exception(),
                                          "task": task})
-        store_int(&self.phase, OVER)
+        store_byte(&self.phase, OVER)
 
     def _stopped(self):
         """stop() was called: as asyncio.run() does, it is an error if the root task is not done."""
         self._stopping = False
-        if self.phase == LIVE and not self.root.done():
+        self.show_root()
+        if self.phase == LIVE and self.root is not None and not self.root.done():
             self.handle.finish(FAILED, RuntimeError("Event loop stopped before Future completed."))
             self.root.cancel()
 
     cdef int die(self) except -1:
         cdef Goroutine handle = self.handle
-        root, self.root = self.root, None
+        cdef Task root = self.root
+        cdef int status = self.status
+        value = self.value
+        self.root = self.value = None
         gl_lock(&self.w.lock)               # with the property `goroutine`; `handle` keeps it alive
         self.handle = None
         gl_unlock(&self.w.lock)
-        store_int(&self.closed, True)
+        store_flag(&self.closed, True)
         gl_fence_seq_cst()              # who posts after this look at the inbox sees that (purge())
         if self.watches:
             (<SharedPoller>self.poller).close_watches_of(self)
         gl_timer_forget(&self.s)
         self.drop_queues()
         gl_all_remove(sched(), &self.s)
-        if root is None or handle.status != PENDING:
+        if handle.status != PENDING:
             return 0
-        if root.cancelled():
-            handle.finish(CANCELLED, None)
-            return 0
-        exc = root.exception()
-        handle.finish(DONE if exc is None else FAILED, root.result() if exc is None else exc)
-        return 0
+        if root is not None:
+            if root.cancelled():
+                status = CANCELLED
+            else:
+                value = root.exception()
+                status = DONE if value is None else FAILED
+                if value is None:
+                    value = root.result()
+        return handle.finish(status, None if status == CANCELLED else value)
 
     cdef int set_timers(self, void *pp) except -1:
         if gl_timer_set(sched(), <gl_p *>pp, &self.s, self.w.timers.a[0].when) < 0:
@@ -181,7 +333,7 @@ cdef class MovingCore(LoopCore):
         return 0
 
     cdef int entered(self, void *mp) except -1:
-        set_running_loop(self)
+        PyObject_CallOneArg(set_running_loop, self)
         return 0
 
     cdef int run_event(self, PyObject *watch) except -1:
@@ -225,10 +377,21 @@ cdef class MovingCore(LoopCore):
             kwargs["context"] = context
         return base_create_task(self, coro, **kwargs)
 
+    def _cancel_from_anywhere(self, msg):
+        try:
+            if load_byte(&self.phase) == NEW:
+                store_int(&self.told_to_cancel, 1)
+            self.call_soon_threadsafe(self._cancel_root, msg)
+        except RuntimeError:
+            return False
+        return True
+
     def _cancel_root(self, msg):
         if self.told_to_cancel == 2:            # begin() has done it
             self.told_to_cancel = 0
-        elif self.root is not None:
+            return
+        self.show_root()
+        if self.root is not None:
             self.root.cancel(msg)
 
     @property
@@ -258,11 +421,13 @@ async def call(fn, args):
 
 
 cdef object coroutine_of(fn, args):
+    if gl_makes_coroutine(fn):
+        return fn(*args)
     if asyncio.iscoroutine(fn):
         if args:
             raise TypeError("go() takes arguments for a function, not for a coroutine")
         return fn
-    code = getattr(fn, "__code__", None)
+    code = getattr(fn, "__code__", None)        # of a method, too
     if code is not None and code.co_flags & (CO_COROUTINE | CO_ITERABLE_COROUTINE):
         return fn(*args)
     if not callable(fn):
@@ -277,33 +442,35 @@ def go(fn_or_coro, *args, name=None):
     exception handler and task factory of the caller's loop. name: of the root task. Returns its Goroutine at once.
     Raises TypeError for something else. From any thread.
     """
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"name takes a str, not {name!r}")
+    if name is not None and type(name) is not str:
+        if not isinstance(name, str):
+            raise TypeError(f"name takes a str, not {name!r}")
+        name = str(name)
     cdef gl_m *mp = current_m()
     if load_int(&sched().procs) == 0:
         m_module.start_default()
     coro = coroutine_of(fn_or_coro, args)
     maker = <object>mp.curg.obj if mp != NULL and mp.curg != NULL else get_running_loop()
-    cdef MovingCore w = <MovingCore>World.__new__(World)
+    cdef MovingCore w = <MovingCore>gl_new(World, ())
     cdef Goroutine handle = Goroutine.__new__(Goroutine)
     w.poller = shared_poller()
     w.handle, handle.world = handle, w
     handle.maker, handle.name_ = maker, name
     w.home = maker
-    if isinstance(maker, MovingCore) and (<MovingCore>maker).home is not None:
-        w.home = (<MovingCore>maker).home
-    handle.home = w.home
     w.coro, w.context = coro, PyContext_CopyCurrent()
     w.closed = False
     w.s.obj, w.s.tpos = <void *>w, -1
     gl_store_relaxed(&w.w.owner, GL_BETWEEN_MS)
-    if maker is None:
-        w._inherit_nothing()
-    elif isinstance(maker, LoopCore) and not (<LoopCore>maker).w.debug and (<LoopCore>maker)._task_factory is None:
-        if maker._exception_handler is not None:
-            w._exception_handler = maker._exception_handler
-    else:
+    if isinstance(maker, MovingCore):
+        if (<MovingCore>maker).home is not None:
+            w.home = (<MovingCore>maker).home
+        w._exception_handler = (<MovingCore>maker)._exception_handler
+        if (<MovingCore>maker).w.debug or (<MovingCore>maker)._task_factory is not None:
+            w._inherit(maker)
+    elif maker is not None:
         w._inherit(maker)
+    else:
+        w._inherit_nothing()
     Py_INCREF(w)                            # the scheduler's, until death
     gl_all_add(sched(), &w.s, mp.id & 15 if mp != NULL else 0)
     gl_g_set(&w.s.state, G_RUNNABLE)
@@ -311,179 +478,29 @@ def go(fn_or_coro, *args, name=None):
     return handle
 
 
-@cython.final
-cdef class Goroutine:
-    """What go() returns. Await it from any world; or result() from a plain thread."""
+def home_of(Goroutine handle not None):
+    """The loop from which a goroutine came; None for a plain thread's, and when it is over."""
+    w = handle.get_loop()
+    return (<MovingCore>w).home if w is not None else None
 
-    cdef int finish(self, int status, object value) except -1:
-        cdef list waiters
-        cdef MovingCore world
-        gl_lock(&self.lock)
-        if self.status != PENDING:
-            gl_unlock(&self.lock)
-            return 0
-        self.value = value
-        store_int(&self.status, status)
-        waiters, self.waiters = self.waiters, None
-        world, self.world = self.world, None
-        gl_unlock(&self.lock)
-        if waiters is not None:
-            for entry in waiters:
-                self.tell(entry)
-        return 0
 
-    def tell(self, entry):
-        loop, callback, context = entry
-        if loop is None:
-            callback(self)
-            return
-        try:
-            loop.call_soon_threadsafe(callback, self, context=context)
-        except RuntimeError:
-            pass                            # that loop is closed: nobody waits there any more
-
-    cdef bint wait(self, tuple entry) except -1:
-        """Tell `entry` when it is over; False if it is over."""
-        cdef bint waits
-        cdef list made = []
-        gl_lock(&self.lock)
-        waits = self.status == PENDING
-        if waits:
-            if self.waiters is None:
-                self.waiters = made
-            self.waiters.append(entry)
-        gl_unlock(&self.lock)
-        return waits
-
-    def __await__(self):
-        cdef bint mine
-        if load_int(&self.status) == PENDING:
-            loop = get_running_loop()
-            if loop is None:
-                raise RuntimeError("a goroutine is awaited in a running loop; a plain thread calls result()")
-            gl_lock(&self.lock)
-            mine = <PyObject *>loop == <PyObject *>self.world
-            gl_unlock(&self.lock)
-            if mine:
-                raise RuntimeError("a goroutine cannot await itself")
-            fut = Join(loop=loop)
-            fut.goroutine = self
-            if self.wait((loop, fut.over, None)):
-                yield from fut
-        return self.outcome()
-
-    def outcome(self):
-        if self.status == CANCELLED:
-            raise CancelledError
-        if self.status == FAILED:
-            store_int(&self.retrieved, True)
-            raise self.value
-        return self.value
-
-    def result(self, timeout=None):
-        """The result, waiting for it up to `timeout` seconds (None: for ever). For plain threads.
-
-        Raises what the goroutine raised, asyncio.CancelledError if it was cancelled, TimeoutError; RuntimeError if it is
-        not over and the thread runs a loop, which would stand still: await the goroutine there.
-        """
-        if load_int(&self.status) == PENDING:
-            if get_running_loop() is not None:
-                raise RuntimeError("result() would block the running loop: await the goroutine")
-            over = threading.Event()
-            if self.wait((None, lambda _: over.set(), None)) and not over.wait(timeout):
-                raise TimeoutError(f"{self!r} is not over after {timeout} s")
-        return self.outcome()
-
-    def exception(self):
-        """The exception that ended it, or None. Raises asyncio.InvalidStateError while it runs, CancelledError if it was
-        cancelled."""
-        if load_int(&self.status) == PENDING:
-            raise asyncio.InvalidStateError("the goroutine is not over")
-        if self.status == CANCELLED:
-            raise CancelledError
-        store_int(&self.retrieved, True)
-        return self.value if self.status == FAILED else None
-
-    def cancel(self, msg=None):
-        """Ask the root task to end with CancelledError; False if it is over. From any thread."""
-        cdef MovingCore world
-        gl_lock(&self.lock)
-        world = self.world
-        gl_unlock(&self.lock)
+def show_roots():
+    """Make task objects of the root coroutines of worlds that sleep. Returns how many were made. From any thread: a world
+    that was made runnable is, until it is queued, in the hands of who has done that."""
+    cdef MovingCore w
+    made = 0
+    for handle in all_goroutines():
+        world = handle.get_loop()
         if world is None:
-            return False
-        try:
-            if load_int(&world.phase) == NEW:
-                store_int(&world.told_to_cancel, 1)
-            world.call_soon_threadsafe(world._cancel_root, msg)
-        except RuntimeError:
-            return False
-        return True
-
-    def cancelled(self):
-        """Whether it ended with CancelledError."""
-        return load_int(&self.status) == CANCELLED
-
-    def done(self):
-        """Whether it is over."""
-        return load_int(&self.status) != PENDING
-
-    def add_done_callback(self, fn, *, context=None):
-        """Call fn(goroutine) once it is over, soon: in the caller's loop, or, from a plain thread, in the thread that
-        ends it."""
-        loop = get_running_loop()
-        entry = (loop, fn, PyContext_CopyCurrent() if context is None else context)
-        if not self.wait(entry):
-            self.tell(entry)
-
-    def get_name(self):
-        """The name of its root task; None before that was made, if go() was given none."""
-        gl_lock(&self.lock)
-        name = self.name_
-        gl_unlock(&self.lock)
-        return name
-
-    cdef int set_name(self, name) except -1:
-        """Once, if go() was given none: under the lock no reference is dropped but that of None."""
-        gl_lock(&self.lock)
-        self.name_ = name
-        gl_unlock(&self.lock)
-        return 0
-
-    def get_loop(self):
-        """Its world, None once it is over."""
-        cdef MovingCore world
-        gl_lock(&self.lock)
-        world = self.world
-        gl_unlock(&self.lock)
-        return world
-
-    def __repr__(self):
-        cdef int status = load_int(&self.status)
-        state = ("pending", "finished", "failed", "cancelled")[status]
-        detail = f" exception={self.value!r}" if status == FAILED else ""
-        return f"<Goroutine {state} name={self.get_name()!r}{detail}>"
-
-    def __del__(self):
-        if self.status == FAILED and not self.retrieved and not isinstance(self.value, (SystemExit, KeyboardInterrupt)):
-            report_unseen(self, self.value)
-
-
-def report_unseen(Goroutine handle, exc):
-    """Nobody has seen the exception: the exception handler of the loop that made the goroutine does."""
-    context = {"message": f"Goroutine exception was never retrieved: {handle.name_}", "exception": exc}
-    maker = handle.maker
-    try:
-        if maker is not None and not maker.is_closed():
-            maker.call_soon_threadsafe(maker.call_exception_handler, context)
-            return
-    except RuntimeError:
-        pass                                # closed just now
-    asyncio.log.logger.error(context["message"], exc_info=exc)
-
-
-def home_of(Goroutine handle):
-    return handle.home
+            continue
+        w = <MovingCore>world
+        if <PyObject *>w.coro != <PyObject *>None and gl_g_cas(&w.s.state, G_IDLE, G_RUNNABLE):
+            try:
+                made += w.coro is not None
+                w.show_root()
+            finally:
+                gl_ready(sched(), current_m(), &w.s, False)
+    return made
 
 
 def count():

@@ -1,4 +1,4 @@
-/* The poller that all worlds share which move between threads: epoll(7), used by any thread.
+/* The poller that all worlds share which move between threads: epoll(7), elsewhere kqueue(2), used by any thread.
  *
  * A token is fd | generation << 32; 0 is the eventfd that wakes. Watches are edge-triggered; those that must be
  * level-triggered are one-shot, and asked for again once their callback has run: otherwise an fd whose world is busy
@@ -17,11 +17,17 @@ enum { GL_NET_EVENTS = 128 };       /* Go's; what is ready beyond is told by the
 
 typedef struct { int epfd, wakefd; } gl_net;
 
+#if defined(__linux__)
+#define GL_NET_NAME "epoll"
+
 static inline void gl_net_close(gl_net *n) {
     if (n->epfd >= 0) close(n->epfd);
     if (n->wakefd >= 0) close(n->wakefd);
     n->epfd = n->wakefd = -1;
 }
+
+/* In a child of fork(), which has inherited the parent's descriptors. */
+static inline void gl_net_forget(gl_net *n) { gl_net_close(n); }
 
 static int gl_net_open(gl_net *n) {
     struct epoll_event ev;
@@ -72,5 +78,57 @@ static inline void gl_net_wake(gl_net *n) {
     uint64_t one = 1;
     if (n->wakefd >= 0 && write(n->wakefd, &one, 8) < 0) { /* its counter is full: it is awake */ }
 }
+
+#else
+#include "kqueue.h"
+#define GL_NET_NAME "kqueue"
+
+static inline void gl_net_close(gl_net *n) {
+    gl_kq kq = { n->epfd };
+    gl_kq_close(&kq, 0);
+    n->epfd = -1;
+}
+
+/* A kqueue is not inherited: its number is nobody's in a child, or somebody else's. */
+static inline void gl_net_forget(gl_net *n) { n->epfd = -1; }
+
+static int gl_net_open(gl_net *n) {
+    gl_kq kq = { -1 };
+    int r = gl_kq_open(&kq);
+    n->epfd = kq.fd;
+    n->wakefd = -1;
+    return r;
+}
+
+static int gl_net_control(gl_net *n, int op, int fd, uint32_t gen, uint32_t mask, int level) {
+    gl_kq kq = { n->epfd };
+    int flags = EV_ADD | (level ? EV_ONESHOT : EV_CLEAR), r = 0;
+    if (op == 0) mask = 0;
+    if (!(mask & 1)) gl_kq_change(&kq, fd, EVFILT_READ, EV_DELETE, 0);      /* fails where it is not set */
+    else if (gl_kq_change(&kq, fd, EVFILT_READ, flags, gen) < 0) r = -1;
+    if (!(mask & 4)) gl_kq_change(&kq, fd, EVFILT_WRITE, EV_DELETE, 0);
+    else if (gl_kq_change(&kq, fd, EVFILT_WRITE, flags, gen) < 0) r = -1;
+    return r;
+}
+
+/* In epoll's form, with its bits: see poller.pxd, and poller_kqueue.pyx for what they mean here. */
+static int gl_net_wait(gl_net *n, struct epoll_event *events, int64_t delay_ns) {
+    struct kevent got[GL_NET_EVENTS];
+    gl_kq kq = { n->epfd };
+    int i, count = gl_kq_wait(&kq, got, GL_NET_EVENTS, delay_ns);
+    for (i = 0; i < count; i++) {
+        uint32_t bits = got[i].filter == EVFILT_WRITE ? 4 : (uint32_t)got[i].flags & EV_EOF ? 0x2001 : 1;
+        events[i].events = bits;
+        events[i].data.u64 = got[i].filter == EVFILT_USER ? 0
+            : (uint64_t)(uint32_t)got[i].ident | (uint64_t)(uint32_t)(uintptr_t)got[i].udata << 32;
+    }
+    return count;
+}
+
+static inline void gl_net_wake(gl_net *n) {
+    gl_kq kq = { n->epfd };
+    if (kq.fd >= 0) gl_kq_wake(&kq);
+}
+#endif
 
 #endif

@@ -27,7 +27,8 @@ cdef extern from "netpoll.h" nogil:
         int epfd
     enum: GL_NET_EVENTS
     int gl_net_open(gl_net *)
-    void gl_net_close(gl_net *)
+    void gl_net_forget(gl_net *)
+    const char *GL_NET_NAME
     int gl_net_control(gl_net *, int, int, uint32_t, uint32_t, bint)
     int gl_net_wait(gl_net *, epoll_event *, int64_t)
     void gl_net_wake(gl_net *)
@@ -109,10 +110,10 @@ def open_shared():
 
 cdef class SharedPoller(Poller):
     def __cinit__(self, g):
-        self.name = "epoll"
+        self.name = GL_NET_NAME.decode()
         global gl_net_is_broken
         if self.fork_gen:                       # the parent's objects are the parent's
-            gl_net_close(&gl_the_net)
+            gl_net_forget(&gl_the_net)
             gl_net_is_broken = 0
         if gl_the_net.epfd < 0 and gl_net_open(&gl_the_net) < 0:
             PyErr_SetFromErrno(OSError)

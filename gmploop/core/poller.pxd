@@ -37,7 +37,7 @@ cdef class Watch:
     cdef bint queued            # stands in the ready ring
     cdef bint rx_wanted         # the owner wants to receive by completions: Poller.receive()
     cdef unsigned char rx       # RX_*: the receive operation that the kernel has
-    cdef bint in_batch          # stands in a SendBatch
+    cdef int batch_at           # its place in a SendBatch, from 1 on; 0: it has none
     cdef bytes out              # what the SendBatch shall send
     cdef int batch_sent(self, int n) except -1
     cdef int received(self, const char *buf, Py_ssize_t n) except -1
@@ -52,9 +52,10 @@ cdef class Poller:
     cdef list table             # fd -> Watch or None
     cdef uint32_t next_gen
     cdef int fork_gen
-    cdef double broken_at       # when the kernel last refused to be asked, for good; 0: it never did
+    cdef double broken_at       # 0: it is not broken; < 0: it is; else until when the loop outlives that
     cdef readonly bint closed
     cdef readonly bint receives # whether receive() is there
+    cdef readonly bint accepts  # whether poller_uring.Acceptor is to be used for listening sockets
     cdef readonly bint batches  # write_batching: send_later() is to be used
     cdef Py_ssize_t chunk       # bytes of the buffers that it receives into
     cdef readonly str name
@@ -68,7 +69,8 @@ cdef class Poller:
     cdef int rearm(self, Watch w) except -1
     cdef int receive(self, Watch w, bint on) except -1
     cdef int batch_writes(self) except -1
-    cdef int send_later(self, Watch w) except -1
+    cdef bint send_later(self, Watch w, bytes data) except -1
+    cdef int take_back(self, Watch w) except? -1
     cdef int flush(self) except -1
     cdef int poll(self, int64_t delay_ns) except -1
     cdef int broken(self, int error) except -1

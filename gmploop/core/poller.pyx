@@ -23,8 +23,9 @@ Operations. A backend that `receives` also takes receives: receive(w, True) asks
   operation's own last completion ends it, and w.receive_ended() says so if it is not wanted again by then.
 - detach() returns when the kernel has let go of the socket: then it can be closed, and the peer sees the end.
 - Completions carry fd and generation, as events do: what comes for a former owner of the number reaches nobody.
-With write_batching (`batches`) send_later(w) has w.out sent by the next poll() or flush(), in order and once; the bytes
-are the batch's until w.batch_sent(n). A loop that stops flushes.
+With write_batching (`batches`) send_later(w, data) may keep data in w.out, and has it sent by the next poll() or flush()
+or within a millisecond, whichever is first, in order and once; False: the owner is to send it. The bytes are the batch's
+until w.batch_sent(n) or take_back(w). A loop that stops flushes.
 
 poll(delay_ns) pushes each watch that has events to its world's ready ring (once, events merged): <0 waits, 0 looks, >0
 waits at most so long. It releases the GIL. It returns early, without events, for a signal or a wake().
@@ -33,8 +34,8 @@ After fork() the child's kernel objects are still shared with the parent (epoll,
 (kqueue).
 A poller notices by a generation counter and, when its world is next used, makes new ones and registers what it watched;
 what the parent uses is not touched.
-A poller that breaks (its descriptor was closed behind our back) raises OSError from poll(), lets go of the descriptor,
-whose number may be somebody else's by now, and for BROKEN_S more has no events: time to end tasks.
+A poller that breaks (its descriptor was closed behind our back) raises OSError from poll(), each time, and lets go of the
+descriptor, whose number may be somebody else's by now. gmploop.run() has the loop outlive it for BROKEN_S, without events.
 close() ends it, and what the kernel still had to do for it; a second call does nothing.
 """
 from cpython.ref cimport Py_INCREF
@@ -82,7 +83,8 @@ cdef class Watch:
         return 0
 
     cdef int batch_sent(self, int n) except -1:
-        """Called by a SendBatch: n bytes of `out` were sent (INT_MAX: all), or (< 0) -errno. `out` is the watch's again."""
+        """Called by a SendBatch: n bytes of `out` were sent (INT_MAX: all; GL_PENDING: none), or (< 0) -errno. `out` is the
+        watch's again."""
         return 0
 
     cdef bint is_transport(self):
@@ -133,6 +135,9 @@ cdef class Poller:
     cdef int attach(self, Watch w) except -1:
         while len(self.table) <= w.fd:
             self.table.append(None)
+        old = self.table[w.fd]
+        if old is not None and (<Watch>old).batch_at:
+            self.take_back(<Watch>old)      # the number is another file's
         self.next_gen += 1
         w.gen = self.next_gen
         w.mask = 0
@@ -197,7 +202,10 @@ cdef class Poller:
     cdef int batch_writes(self) except -1:
         return 0
 
-    cdef int send_later(self, Watch w) except -1:
+    cdef bint send_later(self, Watch w, bytes data) except -1:
+        return False
+
+    cdef int take_back(self, Watch w) except? -1:
         return 0
 
     cdef int flush(self) except -1:
@@ -208,12 +216,17 @@ cdef class Poller:
 
     cdef int broken(self, int error) except -1:
         """The kernel refuses to be asked, and will (its descriptor was closed behind our back, say)."""
-        self.broken_at = gl_monotonic()
+        self.broken_at = -1
         raise OSError(error, f"the event loop's poller ({self.name}) is broken: {os.strerror(error)}")
 
+    def outlive(self):
+        """If it is broken, have the loop go on for BROKEN_S without events, to end its tasks."""
+        if self.broken_at:
+            self.broken_at = gl_monotonic() + BROKEN_S
+
     cdef int poll_broken(self, int64_t delay_ns) except -1:
-        """In the place of poll() once it is broken: the loop may go on for a while without events, to end its tasks."""
-        if gl_monotonic() - self.broken_at > BROKEN_S:
+        """In the place of poll() once it is broken: the same error again, but while the loop may outlive it."""
+        if gl_monotonic() > self.broken_at:
             self.broken(EBADF)
         if delay_ns:
             with nogil:

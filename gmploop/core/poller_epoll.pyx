@@ -14,8 +14,18 @@ from gmploop.core.poller cimport EV_LEVEL, EV_KERNEL
 cdef extern from *:
     """
     #include "epoll.h"
+    #include <stdio.h>
+    #include <string.h>
     #include <time.h>
     #include <unistd.h>
+    /* Whether the number is still that of an eventfd. */
+    static int gl_is_eventfd(int fd) {
+        char path[32], target[32];
+        ssize_t n;
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        n = readlink(path, target, sizeof target);
+        return n == 20 && memcmp(target, "anon_inode:[eventfd]", 20) == 0;
+    }
     /* epoll_pwait2 (Linux 5.11) takes nanoseconds; without it waits are rounded up to milliseconds. */
     static int gl_epoll_wait(int epfd, struct epoll_event *ev, int n, long long delay_ns) {
         if (delay_ns <= 0)
@@ -34,6 +44,7 @@ cdef extern from *:
     }
     """
     bint GL_HAVE_EPOLL
+    bint gl_is_eventfd(int)
     int gl_epoll_wait(int, epoll_event *, int, long long) nogil
     int epoll_create1(int)
     int epoll_ctl(int, int, int, epoll_event *)
@@ -120,7 +131,7 @@ cdef class EpollPoller(Poller):
 
     cdef int poll(self, int64_t delay_ns) except -1:
         cdef int n
-        if self.batches and self.batch.waiting:
+        if self.batches and self.batch.b.n:
             self.flush()
             if gl_ring_len(&self.g.ready):      # what could not be sent has something to do
                 delay_ns = 0
@@ -135,9 +146,11 @@ cdef class EpollPoller(Poller):
 
     cdef int lose(self, int error) except -1:
         self.epfd = -1
-        gl_lock(&self.wake_lock)
-        self.wakefd = -1
-        gl_unlock(&self.wake_lock)
+        if not gl_is_eventfd(self.wakefd):
+            gl_lock(&self.wake_lock)
+            self.wakefd = -1
+            gl_unlock(&self.wake_lock)
+        self.close_fds()
         return self.broken(error)
 
     cdef int batch_writes(self) except -1:
@@ -145,11 +158,14 @@ cdef class EpollPoller(Poller):
         self.batches = True
         return 0
 
-    cdef int send_later(self, Watch w) except -1:
-        return self.batch.add(w)
+    cdef bint send_later(self, Watch w, bytes data) except -1:
+        return self.batch.put(w, data, gl_ring_len(&self.g.ready))
+
+    cdef int take_back(self, Watch w) except? -1:
+        return self.batch.take(w)
 
     cdef int flush(self) except -1:
-        if self.batches and not self.forked():
+        if self.batches and self.batch.b.n and not self.forked():
             self.batch.flush()
         return 0
 
@@ -193,6 +209,8 @@ cdef class EpollPoller(Poller):
     cdef int after_fork(self) except -1:
         if self.forked():
             gl_unlock(&self.wake_lock)  # a thread that is not in this process may have held it
+            if self.batches:
+                self.batch.after_fork()
         self.close_fds()
         self.broken_at = 0
         self.open()

@@ -5,8 +5,8 @@ from gmploop.core.poller_epoll cimport EpollPoller
 
 cdef extern from "uring.h" nogil:
     enum:
-        GL_OP_POLL_ADD, GL_OP_ASYNC_CANCEL, GL_OP_RECV, GL_OP_EPOLL_WAIT
-        GL_SQE_BUFFER_SELECT, GL_RECV_MULTISHOT, GL_CANCEL_ALL, GL_CANCEL_ANY
+        GL_OP_POLL_ADD, GL_OP_ACCEPT, GL_OP_ASYNC_CANCEL, GL_OP_RECV, GL_OP_EPOLL_WAIT
+        GL_SQE_BUFFER_SELECT, GL_ACCEPT_MULTISHOT, GL_RECV_MULTISHOT, GL_CANCEL_ALL, GL_CANCEL_ANY
         GL_CQE_BUFFER, GL_CQE_MORE, GL_CQE_BUFFER_SHIFT, GL_FEAT_NO_IOWAIT
         GL_REGISTER_EVENTFD, GL_UNREGISTER_EVENTFD
     ctypedef struct gl_bufs:
@@ -17,10 +17,20 @@ cdef extern from "uring.h" nogil:
     uint32_t gl_uring_publish(gl_uring *)
     bint gl_uring_ready(gl_uring *)
     bint gl_uring_more_inside(gl_uring *)
+    bint gl_uring_overflowed(gl_uring *)
     int gl_bufs_open(gl_bufs *, gl_uring *, unsigned, unsigned)
     void gl_bufs_free(gl_bufs *)
     void gl_bufs_return(gl_bufs *, unsigned)
     char *gl_bufs_at(gl_bufs *, unsigned)
+
+cdef class Acceptor(Watch):
+    cdef object sock            # the listener
+    cdef object serve           # called with a descriptor, in `context`
+    cdef object failed          # called with an OSError; nothing is accepted any more
+    cdef object context
+    cdef list accepted          # descriptors that were not served yet
+    cdef int error              # errno that the accept ended with
+    cdef int drop(self) except -1
 
 cdef class UringPoller(EpollPoller):
     cdef gl_uring r             # fd -1: the next poll opens it
@@ -46,4 +56,5 @@ cdef class UringPoller(EpollPoller):
     cdef int reap(self) except -1
     cdef int take(self, gl_cqe *c) except -1
     cdef int take_received(self, gl_cqe *c) except -1
+    cdef int take_accepted(self, gl_cqe *c) except -1
     cdef int take_epoll(self, int res) except -1

@@ -9,6 +9,8 @@ What is received by completions, and what is not
 - Stream transports receive by one multishot RECV each, into buffers that all share (gl_bufs). The bytes are copied out
   while the completions are taken, and the buffers go back before the next enter: so none is ever waited for, and a
   receive that ended because more came at once than there are buffers (ENOBUFS) is simply asked for again.
+- Servers' listeners accept by one multishot ACCEPT each: an Acceptor. As of receives, nothing is accepted between two
+  enters. A completion that nobody wants any more brings a descriptor all the same: it is closed.
 - All else asks for readiness: readers, writers, sock_*(), datagrams, pipes, and transports that wait to write or receive
   in bulk. That is epoll's part, whose events are one operation in the ring (EPOLL_WAIT, Linux 6.15; before that a POLL
   of the epoll, and an epoll_wait when it tells). POLL_ADD for each fd instead was tried and is not there, because
@@ -24,7 +26,8 @@ by another while it is idle) loses its ring: what has come is taken from the que
 opens one in its own thread and asks for everything again. That costs as much as there are transports: a world that
 moves often wants epoll.
 
-A receive belongs to its watch's generation (the token is as epoll's: fd | generation << 32). States, in w.rx:
+A receive (and an accept, in the same states) belongs to its watch's generation (the token is as epoll's:
+fd | generation << 32). States, in w.rx:
 
     RX_OFF --arm--> RX_ON --its last completion (no F_MORE)--> RX_OFF, and on again if still wanted
                       '--cancel--> RX_STOPPING --its last completion--> RX_OFF, and on again if wanted by then
@@ -44,20 +47,29 @@ fork: the child closes and unmaps its copies without touching the queues, which 
 """
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EAGAIN, EBUSY, EEXIST, EINTR, EINVAL, ENOBUFS, ENOMEM, ENOSYS
+from libc.errno cimport EAGAIN, EBUSY, ECONNABORTED, EEXIST, EINTR, EINVAL, ENOBUFS, ENOMEM, ENOSYS
 import os
 from gmploop.core.batch cimport (
     SEND_BIT, GL_OP_SEND, GL_SQE_SKIP_SUCCESS, gl_uring_free, gl_uring_queued, gl_uring_sqe, gl_uring_next)
+from gmploop.core.g cimport G
 from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed, gl_lock, gl_unlock
 from gmploop.core.poller cimport Poller, EV_IN, RX_OFF, RX_ON, RX_STOPPING
 from gmploop.core.poller_epoll cimport MAX_EVENTS
+
+cdef extern from "Python.h":
+    object PyContext_CopyCurrent()
 
 cdef extern from *:
     """
     #include <errno.h>
     #include <poll.h>
+    #include <sys/socket.h>
     #include <unistd.h>
     #include "epoll.h"
+    #ifndef SOCK_CLOEXEC                /* where there is no ring either */
+    #define SOCK_CLOEXEC 0
+    #define SOCK_NONBLOCK 0
+    #endif
     #ifndef ECANCELED
     #define ECANCELED 125
     #endif
@@ -72,7 +84,7 @@ cdef extern from *:
     }
     """
     bint gl_is_epoll(int)
-    int ECANCELED, ETIME
+    int ECANCELED, ETIME, ACCEPT_FLAGS "(SOCK_CLOEXEC | SOCK_NONBLOCK)"
     void gl_wait_for(int, long long) nogil
     int eventfd(unsigned int, int)
     int c_close "close"(int)
@@ -81,19 +93,17 @@ cdef extern from *:
 cdef enum:
     NOBODY = 0xffffffff         # low half of user_data: what cancels answer
     EPOLL = 0xfffffffe          # the wait for epoll events
+    ACCEPT_BIT = 0x40000000     # an accept's token; no process has so many descriptors
     IDLE_NS = 10000000          # see above; guessed
     LOOKS = 1024                # looks at the queue, until a system call tells whether the ring is still there; guessed
 
-# Sizes of the rings that are opened from now on: set by configure(), for tests.
-cdef unsigned ENTRIES = 256         # a turn that queues more makes one system call more
-cdef unsigned CQ_ENTRIES = 4096     # completions; what comes beyond is fetched by a further call
-cdef unsigned BUFFERS = 128         # receives that one enter brings at most: 20 in recent kernels, any number in older
-cdef unsigned BUFFER_SIZE = 65536   # smaller ones make 100 KB messages dearer; pages not received into cost nothing
+# Of the rings that are opened from now on. config.py says where the sizes come from.
+cdef unsigned ENTRIES, CQ_ENTRIES, BUFFERS, BUFFER_SIZE
 cdef bint USE_EPOLL_OP = True
 cdef bint USE_NO_IOWAIT = True
 
 
-def configure(unsigned entries=256, unsigned cq_entries=4096, unsigned buffers=128, unsigned buffer_size=65536,
+def configure(*, unsigned entries, unsigned cq_entries, unsigned buffers, unsigned buffer_size,
               bint epoll_op=True, bint no_iowait=True):
     """Set the sizes of the rings opened from now on, and whether they use what only recent kernels have."""
     global ENTRIES, CQ_ENTRIES, BUFFERS, BUFFER_SIZE, USE_EPOLL_OP, USE_NO_IOWAIT
@@ -109,7 +119,65 @@ cdef object refused(int error):
 
 
 cdef inline uint64_t token_of(Watch w) noexcept:
-    return <uint64_t><uint32_t>w.fd | <uint64_t>w.gen << 32
+    return <uint64_t><uint32_t>w.fd | <uint64_t>w.gen << 32 | (ACCEPT_BIT if isinstance(w, Acceptor) else 0)
+
+
+@cython.final
+cdef class Acceptor(Watch):
+    """A listening socket whose connections the kernel accepts, until detach() or an error that ends it.
+
+    serve(fd) is called for each, in a copy of the current context; it owns the descriptor then. failed(exc) is called
+    once, after which the socket is no longer watched.
+    """
+
+    def __init__(self, G g not None, UringPoller poller not None, sock, serve, failed):
+        self.g, self.fd = g, sock.fileno()
+        self.sock, self.serve, self.failed = sock, serve, failed
+        self.context, self.accepted = PyContext_CopyCurrent(), []
+        poller.attach(self)
+        poller.receive(self, True)
+
+    def __dealloc__(self):
+        self.drop()
+
+    cdef bint is_ended(self):
+        return False
+
+    cdef int drop(self) except -1:
+        """Close what was accepted and is not served."""
+        while self.accepted:
+            c_close(self.accepted.pop())
+        return 0
+
+    def stop(self):
+        """Accept no more. When this returns the kernel has let go of the socket; who was not served sees the end."""
+        if self.poller is not None:
+            self.poller.detach(self)
+        self.drop()
+
+    cdef int on_events(self, uint32_t events) except -1:
+        cdef int error
+        try:
+            while self.accepted:
+                self.context.run(self.serve, self.accepted.pop(0))
+        finally:
+            if self.accepted:               # it raised
+                self.push(EV_IN)
+        error, self.error = self.error, 0
+        if error and self.poller is not None:
+            self.poller.detach(self)
+            self.context.run(self.failed, OSError(error, os.strerror(error)))
+        return 0
+
+    def __repr__(self):
+        return f"<Acceptor {self.sock!r}>"
+
+
+def stop_accepting(Poller poller not None, int fd):
+    """Stop the Acceptor of a listener, if it has one. Before its descriptor is closed."""
+    cdef Watch w = poller.lookup(fd)
+    if isinstance(w, Acceptor):
+        (<Acceptor>w).stop()
 
 
 @cython.final
@@ -117,7 +185,7 @@ cdef class UringPoller(EpollPoller):
     def __cinit__(self, g):
         self.r.fd = -1
         self.name = "io_uring"
-        self.receives = True
+        self.receives = self.accepts = True
         self.cancels = []
         try:
             self.open_ring()
@@ -140,7 +208,7 @@ cdef class UringPoller(EpollPoller):
             self.broken(self.ring_error)
         e = gl_uring_open_own(&self.r, ENTRIES, CQ_ENTRIES)
         if e >= 0:
-            for op in (GL_OP_POLL_ADD, GL_OP_ASYNC_CANCEL, GL_OP_SEND, GL_OP_RECV):
+            for op in (GL_OP_POLL_ADD, GL_OP_ASYNC_CANCEL, GL_OP_SEND, GL_OP_RECV, GL_OP_ACCEPT):
                 if not self.r.has_op[<int>op]:
                     e = -ENOSYS
         if e >= 0:
@@ -196,9 +264,13 @@ cdef class UringPoller(EpollPoller):
         return 0
 
     cdef int after_fork(self) except -1:
+        cdef Watch w
         self.lose_ring()                    # the next poll opens one
         if self.forked():
             self.cancels.clear()
+            for w in self.table:
+                if isinstance(w, Acceptor):
+                    (<Acceptor>w).drop()    # the parent serves them
         return EpollPoller.after_fork(self)
 
     # -- submitting
@@ -221,8 +293,11 @@ cdef class UringPoller(EpollPoller):
     cdef int arm(self, Watch w) except -1:
         cdef gl_sqe *e = self.entry()
         if e != NULL:
-            e.opcode, e.fd, e.user_data = GL_OP_RECV, w.fd, token_of(w)
-            e.flags, e.ioprio = GL_SQE_BUFFER_SELECT, GL_RECV_MULTISHOT
+            e.fd, e.user_data = w.fd, token_of(w)
+            if isinstance(w, Acceptor):
+                e.opcode, e.ioprio, e.op_flags = GL_OP_ACCEPT, GL_ACCEPT_MULTISHOT, ACCEPT_FLAGS
+            else:
+                e.opcode, e.ioprio, e.flags = GL_OP_RECV, GL_RECV_MULTISHOT, GL_SQE_BUFFER_SELECT
             w.rx = RX_ON
         return 0
 
@@ -321,10 +396,7 @@ cdef class UringPoller(EpollPoller):
             self.ring_error = -e
             self.lose_ring()
             if not gl_is_epoll(self.epfd):          # likewise
-                self.epfd = -1
-                gl_lock(&self.wake_lock)
-                self.wakefd = -1
-                gl_unlock(&self.wake_lock)
+                self.lose(-e)
             self.broken(-e)
         return -e
 
@@ -336,7 +408,7 @@ cdef class UringPoller(EpollPoller):
             self.cancel(self.cancels.pop())
         if not self.epoll_armed:
             self.arm_epoll()
-        if self.batches and self.batch.waiting:
+        if self.batches and self.batch.b.n:
             self.queue_sends()
         if self.r.fd < 0:
             return self.sends_done()
@@ -355,33 +427,36 @@ cdef class UringPoller(EpollPoller):
         return told
 
     cdef int queue_sends(self) except -1:
-        """As the newest entries, so that they can be taken back."""
-        cdef size_t n = self.batch.begin(), i
+        cdef uint32_t n = self.batch.begin(), i
         cdef gl_sqe *e
         for i in range(n):
+            if not self.batch.is_pending(i):
+                continue
             try:
                 e = self.entry()
             except OSError:
                 e = NULL
             if e == NULL:
-                while i < n:
-                    self.batch.results[i] = 0
-                    i += 1
-                return 0
+                return self.batch.give_up(i)
             self.batch.fill(e, i)
         return 0
 
     cdef int sends_done(self) except -1:
-        """After an enter: all sends have been done, unless the kernel was short of memory."""
-        if self.r.fd >= 0 and gl_uring_queued(&self.r):
+        """After an enter: all sends have been done, unless the kernel was short of memory. What failed has told so, if
+        not in the queue, which may have been full, then beyond it."""
+        if not self.batches:
+            return 0
+        if self.r.fd >= 0 and self.batch.is_queued(&self.r):
             self.enter(0)
             self.reap()
-            if self.r.fd >= 0 and gl_uring_queued(&self.r):
+            if self.r.fd >= 0:
                 self.batch.take_back(&self.r)
-        return self.batch.settle() if self.batches else 0
+        while self.r.fd >= 0 and gl_uring_overflowed(&self.r) and self.enter(0) == 0:
+            self.reap()
+        return self.batch.settle()
 
     cdef int flush(self) except -1:
-        if self.batches and self.batch.waiting and not self.forked():
+        if self.batches and self.batch.b.n and not self.forked():
             if self.r.fd < 0:
                 return self.batch.flush()
             self.queue_sends()
@@ -428,6 +503,8 @@ cdef class UringPoller(EpollPoller):
             return 0
         if low & SEND_BIT:
             return self.batch.note(low, c.res)
+        if low & ACCEPT_BIT:
+            return self.take_accepted(c)
         return self.take_received(c)
 
     cdef int take_epoll(self, int res) except -1:
@@ -439,6 +516,27 @@ cdef class UringPoller(EpollPoller):
         elif res != -ECANCELED and res != -EINTR and res != -EAGAIN:
             raise OSError(-res, os.strerror(-res))
         return 0
+
+    cdef int take_accepted(self, gl_cqe *c) except -1:
+        cdef Watch w = self.lookup(<int>(c.user_data & (ACCEPT_BIT - 1)))
+        cdef Acceptor a = None
+        cdef int res = c.res
+        if isinstance(w, Acceptor) and w.gen == <uint32_t>(c.user_data >> 32):
+            a = <Acceptor>w
+            if not c.flags & GL_CQE_MORE:
+                a.rx = RX_OFF
+        if res >= 0:
+            if a is None or not a.rx_wanted:
+                c_close(res)
+                return 0
+            a.accepted.append(res)
+            a.push(EV_IN)
+        elif a is not None and res != -ECANCELED and res != -EINTR and res != -EAGAIN and res != -ECONNABORTED:
+            a.rx_wanted, a.error = False, -res
+            a.push(EV_IN)
+        if a is not None and a.rx == RX_OFF and a.rx_wanted:
+            self.arm(a)
+        return 1
 
     cdef int take_received(self, gl_cqe *c) except -1:
         cdef Watch w = self.lookup(<int>(c.user_data & 0x7fffffff))

@@ -1,5 +1,5 @@
 from gmploop.core.g cimport G
-from gmploop.core.handle cimport TimerHandle
+from gmploop.core.handle cimport TimerHandle, flag
 from gmploop.core.poller cimport Poller, Watch
 
 cdef class RestWatch:
@@ -12,16 +12,16 @@ cdef class RestWatch:
 
 cdef class LoopCore(G):
     cdef readonly Poller poller
-    cdef public bint _stopping
-    cdef int closed                     # any thread may ask; its runner sets it
     cdef public object _task_factory
     cdef RestWatch rest                 # None but in gmploop.run()
     cdef object task_kwargs             # {"loop": self}, made once
-    cdef readonly bint own_tasks        # create_task() and create_future() give the types of task.pyx and future.pyx
-    cdef bint custom_call_at            # call_later() then goes through it, as asyncio's does
-    cdef bint custom_time               # a subclass overrides time(): virtual clocks
-    cdef unsigned int skipped, skip     # turns since the last poll; how many may pass while work is ready
-    cdef unsigned int empty_polls
+    cdef readonly flag own_tasks        # create_task() and create_future() give the types of task.pyx and future.pyx
+    cdef flag custom_call_at            # call_later() then goes through it, as asyncio's does
+    cdef flag custom_time               # a subclass overrides time(): virtual clocks
+    cdef public flag _stopping
+    cdef flag closed                    # any thread may ask; its runner sets it
+    cdef unsigned char skipped, skip    # turns since the last poll; how many may pass while work is ready
+    cdef unsigned char empty_polls
     cdef unsigned long long polled_at   # gl_ticks() of the last poll
     cdef double clock(self) except? -1
     cdef int poll_io(self) except -1

@@ -16,7 +16,7 @@ from cpython.ref cimport Py_INCREF, Py_DECREF
 from libc.math cimport isinf, isnan, INFINITY
 from libc.stdlib cimport calloc, free
 from gmploop.core.handle cimport (
-    Handle, TimerHandle, THREADSAFE, WHOLE, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
+    Handle, TimerHandle, flag, THREADSAFE, WHOLE, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
     GL_TICKS_LITTLE, gl_lock, gl_unlock)
 from gmploop.core.g cimport (
     gl_ring_len, gl_ring_pop, gl_g_cas, gl_g_set, gl_g_clear_notified, gl_pool, G_IDLE, G_RUNNABLE, G_RUNNING)
@@ -43,8 +43,8 @@ cdef extern from "atomics.h" nogil:
     void gl_store_relaxed(unsigned long *, unsigned long)
     unsigned long owner_acquire "gl_load_acquire"(unsigned long *)
     void gl_fence_seq_cst()
-    int load_int "gl_load_relaxed"(int *)
-    void store_int "gl_store_release"(int *, int)
+    flag load_flag "gl_load_relaxed"(flag *)
+    void store_flag "gl_store_release"(flag *, flag)
 
 cdef extern from *:
     """
@@ -121,7 +121,7 @@ cdef class RestWatch:
 
 
 cdef class LoopCore(G):
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):
         self.closed = True              # until _open(): __del__ of a loop whose constructor failed has nothing to close
 
     def _open(self, str poller, bint write_batching=False):
@@ -221,15 +221,15 @@ cdef class LoopCore(G):
         return gl_load_relaxed(&self.w.owner) != 0
 
     def is_closed(self):
-        return load_int(&self.closed) != 0
+        return load_flag(&self.closed)
 
     @property
     def _closed(self):
-        return load_int(&self.closed) != 0
+        return load_flag(&self.closed)
 
     @_closed.setter
     def _closed(self, value):
-        store_int(&self.closed, bool(value))
+        store_flag(&self.closed, bool(value))
 
     def _mine(self):
         return gl_world_mine(&self.w)
@@ -248,7 +248,7 @@ cdef class LoopCore(G):
         self.task_kwargs = None
 
     cdef bint gone(self) noexcept:
-        return load_int(&self.closed)
+        return load_flag(&self.closed)
 
     cdef int purge(self) except -1:
         """By who has posted and finds it closed now: close() empties the inbox, perhaps before the post."""
@@ -266,7 +266,7 @@ cdef class LoopCore(G):
         return self.disown()
 
     cdef int check_open(self) except -1:
-        if load_int(&self.closed):
+        if load_flag(&self.closed):
             raise RuntimeError("Event loop is closed")
         return 0
 
@@ -528,7 +528,7 @@ cdef class LoopCore(G):
         elif self.skip < MAX_SKIP and not self.custom_time:     # a clock of its own may run at any speed
             self.empty_polls += 1
             if self.empty_polls > 8:        # a few sleep(0) in a row poll each time, as on stock
-                self.skip = min(self.skip * 2 + 1, <unsigned int>MAX_SKIP)
+                self.skip = min(<unsigned char>(self.skip * 2 + 1), <unsigned char>MAX_SKIP)
         self.w.timers_due = False
         if self.w.timers.n:
             self.take_due(self.clock())

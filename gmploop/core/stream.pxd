@@ -15,6 +15,7 @@ cdef class SocketTransport(Transport):
     cdef bint drained               # the last read emptied the socket and no event has come since
     cdef bint batching              # small data waits in `out` for the end of the turn
     cdef bint put_out(self, object data, Py_ssize_t size) except -1
+    cdef int take_out(self) except? -1
     cdef bint by_completion         # the kernel receives ahead, into `unread`: nothing is read from the socket here
     cdef bint to_readiness          # so it was, until the receive that is under way ends
     cdef unsigned char run          # small reads in a row, while it reads in bulk

@@ -10,8 +10,9 @@ resume_reading() reads at once unless it is set. So no edge is lost and nothing 
 
 Writing. write() tries the send at once, as stock does: a callback that writes and then blocks has written. What the
 kernel does not take is kept as bytes objects (mutable data is copied) and sent with writev when EPOLLOUT comes; that
-bit is asked for from the first time on that a send would block. With write_batching small data waits in `out` until the
-loop polls (batch.pyx), at most OUT_MAX bytes of it; whatever else is done with the transport sends it first.
+bit is asked for from the first time on that a send would block. With write_batching small data of a busy turn waits in
+`out` until the loop polls (batch.pyx), at most OUT_MAX bytes of it; whatever else is done with the transport sends it
+first.
 """
 cimport cython
 import _socket
@@ -23,6 +24,7 @@ from cpython.exc cimport PyErr_SetFromErrno
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
 from libc.errno cimport errno, EAGAIN, ECONNABORTED, EINTR
+from gmploop.core.batch cimport GL_PENDING
 from gmploop.core.g cimport G, gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_at, gl_ring_free
 from gmploop.core.handle cimport gl_world_mine
 from gmploop.core.reader cimport feed, feeds, hasten
@@ -80,6 +82,7 @@ cdef extern from *:
     int MSG_NOSIGNAL, MSG_DONTWAIT, SHUT_WR, SOCK_STREAM, IPPROTO_TCP
     void set_errno(int)
     int gl_accept(int, sockaddr *, socklen_t *)
+    int getpeername(int, sockaddr *, socklen_t *)
     object gl_get(object, object)
     void gl_nodelay(int)
     int c_close "close"(int)
@@ -88,8 +91,6 @@ from libc.string cimport memcpy, memset
 
 cdef enum:
     IOV = 128               # chunks a sendmsg takes; 2 KB of stack
-    BATCH_MAX = 4096        # bytes that may wait for the end of the turn; larger ones were slower so
-    OUT_MAX = 16384         # bytes that several of them make
     SMALL = 4096            # bytes. A transport that reads in bulk lets the kernel receive again
     SMALL_IN = 64           # after so many reads in a row of at most this size; guessed
 
@@ -98,11 +99,16 @@ cdef type shown_class = None
 cdef type BufferedProtocol = None
 cdef object sendfile_mode = None
 
+# Tunables: config.py says where they come from.
+cdef Py_ssize_t BATCH_MAX = 4096, OUT_MAX = 16384
 
-def configure(transport_type, buffered_protocol, try_native):
-    """Set what stream transports need of asyncio: the class they show, BufferedProtocol, sendfile's mode."""
-    global shown_class, BufferedProtocol, sendfile_mode
+
+def configure(transport_type, buffered_protocol, try_native, *, Py_ssize_t batch_max, Py_ssize_t out_max):
+    """Set what stream transports need of asyncio: the class they show, BufferedProtocol, sendfile's mode; and how many
+    bytes of one write, and of several, may wait for the end of the turn."""
+    global shown_class, BufferedProtocol, sendfile_mode, BATCH_MAX, OUT_MAX
     shown_class, BufferedProtocol, sendfile_mode = transport_type, buffered_protocol, try_native
+    BATCH_MAX, OUT_MAX = batch_max, out_max
 
 
 cdef str data_received = "data_received"
@@ -157,7 +163,8 @@ cdef class SocketTransport(Transport):
         return 0
 
     cdef int clear_buffer(self) except -1:
-        self.out = None
+        if self.out is not None:
+            self.take_out()
         return self.clear_wbuf()
 
     cdef int use_protocol(self, protocol) except -1:
@@ -464,25 +471,42 @@ cdef class SocketTransport(Transport):
         if (self.wsize == 0 and size <= BATCH_MAX and not isinstance(data, memoryview)
                 and gl_world_mine(&self.g.w)):
             if self.out is None:
-                self.out = data if PyBytes_CheckExact(data) else bytes(data)
+                if not self.poller.send_later(self, data if PyBytes_CheckExact(data) else bytes(data)):
+                    return False
                 self.buffering_begins()
-                self.poller.send_later(self)
                 return True
-            if len(self.out) + size <= OUT_MAX:
-                self.out += data if PyBytes_CheckExact(data) else bytes(data)
-                self.poller.send_later(self)
+            if len(self.out) + size <= OUT_MAX and self.poller.send_later(self, self.out + data):
                 return True
         if self.out is not None:
             self.send_out()
             return self.conn_lost != 0
         return False
 
+    cdef int take_out(self) except? -1:
+        """Take `out` from the batch, and drop it. What the batch has done with it, as for batch_sent()."""
+        cdef int n = self.poller.take_back(self) if self.poller is not None else GL_PENDING
+        self.out = None
+        return n
+
     cdef int send_out(self) except -1:
-        data, self.out = self.out, None
-        if data is None or self.poller is not None and self.poller.forked():    # in a child: the parent sends it
+        cdef Py_ssize_t n
+        data = self.out
+        if data is None:
             return 0
-        cdef Py_ssize_t n = self.send_now(data)
-        if 0 <= n < len(data):
+        if self.poller is not None and self.poller.forked():    # in a child: the parent sends it
+            self.out = None
+            return 0
+        n = self.take_out()
+        if n == GL_PENDING:
+            n = self.send_now(data)
+            if n < 0:
+                return 0
+        elif n == -EAGAIN or n == -EINTR:
+            n = 0
+        elif n < 0:
+            set_errno(<int>-n)
+            return self.write_failed()
+        if n < len(data):
             self.keep(data, n)
             self.arm_write()
             self.maybe_pause()
@@ -492,7 +516,7 @@ cdef class SocketTransport(Transport):
         data, self.out = self.out, None
         if data is None or n >= len(data):
             return 0
-        if n < 0 and n != -EAGAIN and n != -EINTR:
+        if n < 0 and n != -EAGAIN and n != -EINTR and n != GL_PENDING:
             set_errno(-n)
             return self.write_failed()
         self.keep(data, max(n, 0))
@@ -714,7 +738,6 @@ def accept_connections(G loop not None, Poller poller not None, sock, factory, s
     an error of the factory goes to loop._accept_failed(), and the connection is closed."""
     cdef sockaddr_storage a
     cdef socklen_t size
-    cdef SocketTransport t
     cdef int listener, conn, i
     cdef int family = gl_get(socket_family, sock), proto = gl_get(socket_proto, sock)
     for i in range(most):
@@ -729,21 +752,38 @@ def accept_connections(G loop not None, Poller poller not None, sock, factory, s
             if not would_block():
                 PyErr_SetFromErrno(OSError)
             return
-        own = protocol = t = None
-        try:
-            if context is None:
-                protocol = factory()
-            else:
-                own = context.copy()
-                protocol = own.run(factory)
-            t = SocketTransport.__new__(SocketTransport)
-            t.accepted(loop, poller, conn, family, proto, &a, size, protocol, server, own)
-        except BaseException as exc:
-            if t is None or not t.born:
-                c_close(conn)
-            if isinstance(exc, (SystemExit, KeyboardInterrupt)):
-                raise
-            loop._accept_failed(exc, protocol, t if t is not None and t.born else None)
+        serve(loop, poller, conn, family, proto, &a, size, factory, server, context)
+
+
+def serve_accepted(G loop not None, Poller poller not None, int conn, sock, factory, server, context):
+    """The same for one connection that was accepted by other means from the listening socket. conn is taken over."""
+    cdef sockaddr_storage a
+    cdef socklen_t size = sizeof(a)
+    if getpeername(conn, <sockaddr *>&a, &size) < 0:
+        memset(&a, 0, sizeof(a))                # it is gone again
+        size = 0
+    serve(loop, poller, conn, gl_get(socket_family, sock), gl_get(socket_proto, sock), &a, size, factory, server, context)
+
+
+cdef int serve(G loop, Poller poller, int conn, int family, int proto, sockaddr_storage *a, socklen_t size, factory, server,
+               context) except -1:
+    cdef SocketTransport t = None
+    own = protocol = None
+    try:
+        if context is None:
+            protocol = factory()
+        else:
+            own = context.copy()
+            protocol = own.run(factory)
+        t = SocketTransport.__new__(SocketTransport)
+        t.accepted(loop, poller, conn, family, proto, a, size, protocol, server, own)
+    except BaseException as exc:
+        if t is None or not t.born:
+            c_close(conn)
+        if isinstance(exc, (SystemExit, KeyboardInterrupt)):
+            raise
+        loop._accept_failed(exc, protocol, t if t is not None and t.born else None)
+    return 0
 
 
 @cython.final

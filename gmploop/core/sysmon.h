@@ -5,8 +5,9 @@
  * that has waited `queue_ns` behind a callback, and for timers that are overdue; (d) a callback that runs `stall_ns` is
  * reported, once. Times count from the first look that saw the callback, at most one nap after it began.
  *
- * Naps: `nap_min_ns` while something is done, doubling after 50 naps without, up to `nap_max_ns`, not past the next retake
- * unless a nap is longer anyway. While all Ps are idle it sleeps until somebody takes one (`sysmon_parked`, under the scheduler's lock).
+ * Naps: `nap_min_ns` while something is done, doubling after 50 naps without (after a park at once), up to `nap_max_ns`,
+ * not past the next retake unless a nap is longer anyway. While all Ps are idle it sleeps until somebody takes one
+ * (`sysmon_parked`, under the scheduler's lock).
  *
  * A callback that computes needs a core, and a P handed off adds a thread: so without a GIL (`one_computing`) only one
  * of those may go on alone at a time. Callbacks that sleep may without limit.
@@ -186,6 +187,8 @@ static void gl_sysmon_run(gl_sched *S, gl_watch *w) {
             int64_t pause = w->trace_ns ? w->traced_ns + w->trace_ns - gl_now_ns() : -1;
             gl_note_sleep(&S->sysmon, w->trace_ns && pause < 0 ? 0 : pause);
             gl_store_relaxed(&S->sysmon_parked, 0);
+            nap = w->nap_min_ns;
+            quiet = NAPS_AT_MIN;    /* doubling at once: a server's busy moments, a millisecond each, are many */
         }
         if (gl_look(S, w, &deadline)) { nap = w->nap_min_ns; quiet = 0; }
         else if (++quiet > NAPS_AT_MIN && nap < w->nap_max_ns) nap *= 2;

@@ -1,6 +1,7 @@
 from cpython.object cimport PyObject
 from gmploop.core.future cimport Future
 from gmploop.core.g cimport G, gl_node
+from gmploop.core.handle cimport flag
 
 cdef class Task(Future):
     cdef PyObject *coro
@@ -11,7 +12,7 @@ cdef class Task(Future):
     cdef gl_node node           # in its world's list while not done
     cdef unsigned long long number
     cdef int cancels
-    cdef bint must_cancel, quiet    # quiet: not _log_destroy_pending
+    cdef flag must_cancel, quiet    # quiet: not _log_destroy_pending
     cdef int start(self, object coro, object context, object name) except -1
     cdef int enlist(self) except -1
     cdef bint runs_here(self) except -1
@@ -19,6 +20,7 @@ cdef class Task(Future):
     cdef int start_eagerly(self) except -1
     cdef int step(self, PyObject *exc) except -1
     cdef int step_coro(self, PyObject *exc) except -1
+    cdef int stepped(self, int status, PyObject *result, PyObject *raised) except -1
     cdef int finish(self, PyObject *result) except -1
     cdef int fail(self, PyObject *exc) except -1
     cdef int suspend(self, PyObject *on) except -1
@@ -33,8 +35,13 @@ cdef class Task(Future):
 # A new task of this world, scheduled. `coro` is a coroutine, `context` a contextvars.Context, `name` a str or None.
 # Makes no call into Python if the world runs on this thread and is not in debug mode.
 cdef Task make_task(G loop, object coro, object context, object name)
-# The same for a world that no other thread can reach yet, as its first task: calls into Python in debug mode only.
-cdef Task make_root_task(G loop, object coro, object context, object name)
+# The same, but its first step is not queued, nor is it found by all_tasks() before enlist().
+cdef Task new_task(G loop, object coro, object context, object name)
 # Make the step for which `p` stood in the ready ring, and drop that reference. An error in what surrounds the step is
 # reported as a callback's; only SystemExit and KeyboardInterrupt are raised.
 cdef int run_task(G loop, PyObject *p) except -1
+# The next number for a task's name.
+cdef unsigned long long next_number() noexcept
+# Whether asyncio's current task is looked up by the loop's hash (g.pyx), which must then be told when that step ends.
+cdef bint has_table() noexcept
+cdef int leave(G loop, Task task) except -1

@@ -24,8 +24,9 @@ from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
 from libc.stdlib cimport realloc, free
 from gmploop.core.future cimport (
     Future, PENDING, CANCELLED, FINISHED, CANCEL_MESSAGE, CANCELLED_EXC, SOURCE_TRACEBACK, visit_future, clear_future)
-from gmploop.core.g cimport G, gl_tasks, track_current, track_worlds
+from gmploop.core.g cimport G, gl_tasks, track_current, track_steps, track_worlds
 from gmploop.core.handle cimport make_handle, gl_world_mine, GL_FREE_THREADED
+from gmploop.core.waiter cimport Waiter, set_task_hooks
 
 cdef extern from "tasklist.h" nogil:
     ctypedef struct gl_shard:
@@ -42,25 +43,6 @@ cdef extern from "tasklist.h" nogil:
 
 cdef extern from *:
     """
-    /* The exception that is set, with its traceback, unset. */
-    static PyObject *gl_take_exception(void) {
-    #if PY_VERSION_HEX >= 0x030C0000
-        return PyErr_GetRaisedException();
-    #else
-        PyObject *t, *v, *tb;
-        PyErr_Fetch(&t, &v, &tb);
-        if (!t) return NULL;
-        PyErr_NormalizeException(&t, &v, &tb);
-        if (tb) PyException_SetTraceback(v, tb);
-        Py_DECREF(t); Py_XDECREF(tb);
-        return v;
-    #endif
-    }
-    /* Set again what was taken, as it was. */
-    static int gl_raise_again(PyObject *exc) {
-        PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(exc)), Py_NewRef(exc), PyException_GetTraceback(exc));
-        return -1;
-    }
     static PyObject *gl_weakref_target(PyObject *ref) {
     #if PY_VERSION_HEX >= 0x030D0000
         PyObject *o = NULL;
@@ -73,10 +55,12 @@ cdef extern from *:
     }
     #define gl_container(node, offset) ((PyObject *)((char *)(node) - (offset)))
     """
-    PyObject *gl_take_exception()
-    int gl_raise_again(object) except -1
     PyObject *gl_weakref_target(PyObject *)
     PyObject *gl_container(gl_node *, Py_ssize_t)
+
+cdef extern from "raised.h":
+    PyObject *gl_take_exception()
+    int gl_raise_again(object) except -1
 
 cdef extern from "Python.h":
     ctypedef int (*visitproc)(PyObject *, void *) noexcept
@@ -101,7 +85,7 @@ cdef extern from "Python.h":
 # Injected by gmploop.tasks: asyncio's parts that these types rest on.
 cdef object task_class = None, InvalidStateError = None, CancelledError = None
 cdef object task_repr = None, task_get_stack = None, task_print_stack = None, is_coroutine = None
-cdef object register_task = None, enter_task = None, leave_task = None, swap_current = None
+cdef object register_task = None, enter_task = None, leave_task = None, swap_current = None, get_running_loop = None
 cdef bint tells_each_step = False       # 3.14 on: there is no table that is read by the loop's hash
 cdef bint checks_context = False, uncancel_forgets = False
 cdef object THROW = "throw"
@@ -110,16 +94,17 @@ cdef gl_shard shards[16]
 cdef Py_ssize_t task_node, g_tasks, g_world     # where the nodes are in their objects
 
 
-def configure(*, task_type, errors, base_tasks, iscoroutine, register, enter, leave, swap, table,
+def configure(*, task_type, errors, base_tasks, iscoroutine, register, enter, leave, swap, running_loop, table,
               bint context_check, bint uncancel_resets):
     """Set asyncio's Task and what it is made of; see gmploop/tasks.py."""
     global task_class, InvalidStateError, CancelledError, task_repr, task_get_stack, task_print_stack, is_coroutine
     global register_task, enter_task, leave_task, swap_current, tells_each_step, checks_context, uncancel_forgets
+    global get_running_loop
     task_class, is_coroutine, checks_context = task_type, iscoroutine, context_check
     InvalidStateError, CancelledError = errors
     task_repr, task_get_stack, task_print_stack = base_tasks
     register_task, enter_task, leave_task, swap_current = register, enter, leave, swap
-    uncancel_forgets, tells_each_step = uncancel_resets, table is None
+    uncancel_forgets, tells_each_step, get_running_loop = uncancel_resets, table is None, running_loop
     track_current(table)
 
 
@@ -166,7 +151,7 @@ cdef class Task(Future):
         Py_INCREF(context)
         self.coro, self.context = <PyObject *>coro, <PyObject *>context
         if name is None:
-            self.number = gl_task_number(&task_counter)
+            self.number = next_number()
         else:
             Py_INCREF(name)
             self.name = <PyObject *>name
@@ -290,7 +275,6 @@ cdef class Task(Future):
 
     cdef int step_coro(self, PyObject *exc) except -1:
         cdef PyObject *coro
-        cdef PyObject *raised
         cdef PyObject *result = NULL
         cdef int status
         made = None
@@ -313,24 +297,20 @@ cdef class Task(Future):
             result = PyObject_CallMethodOneArg(coro, <PyObject *>THROW, exc)
             status = PYGEN_NEXT
         Py_DECREF(<object>coro)
-        if status == PYGEN_NEXT and result != NULL:
-            try:
-                return self.suspend(result)
-            finally:
-                Py_DECREF(<object>result)
-        if result != NULL:
-            try:
-                return self.finish(result)
-            finally:
-                Py_DECREF(<object>result)
-        raised = gl_take_exception()
+        return self.stepped(status, result, gl_take_exception() if result == NULL else NULL)
+
+    cdef int stepped(self, int status, PyObject *result, PyObject *raised) except -1:
+        """What has come of a step: the coroutine has yielded or returned `result`, or raised. Takes the references."""
         try:
+            if raised == NULL:
+                return self.suspend(result) if status == PYGEN_NEXT else self.finish(result)
             if PyErr_GivenExceptionMatches(raised, <PyObject *>StopIteration):     # thrown into, it has returned
                 value = (<object>raised).value
                 return self.finish(<PyObject *>value)
             return self.fail(raised)
         finally:
-            Py_DECREF(<object>raised)
+            Py_XDECREF(result)
+            Py_XDECREF(raised)
 
     cdef int finish(self, PyObject *result) except -1:
         with cython.critical_section(self):
@@ -360,6 +340,9 @@ cdef class Task(Future):
             return self.wait_for_own(<Future>on)
         if on == <PyObject *>None:
             return self.step_soon(NULL)
+        if self.own and isinstance(<object>on, Waiter) and (<Waiter>on).may_arm(<G>self.loop):
+            (<Waiter>on).arm(self, None)
+            return self.waits_for(<object>on)
         return self.wait_for_foreign(<object>on)
 
     cdef int wait_for_own(self, Future on) except -1:
@@ -571,14 +554,6 @@ cdef Task make_task(G loop, object coro, object context, object name):
     return t
 
 
-cdef Task make_root_task(G loop, object coro, object context, object name):
-    cdef Task t = new_task(loop, coro, context, name)
-    t.enlist()
-    Py_INCREF(t)
-    loop.push_entry(<size_t><PyObject *>t | 2)
-    return t
-
-
 def create_task(G loop not None, coro, *, name=None, context=None):
     """A new task of this loop, scheduled."""
     if not PyCoro_CheckExact(coro) and not is_coroutine(coro):
@@ -624,6 +599,35 @@ cdef int step_from_waiter(Task t) except -1:
         return t.step(value if how == 1 else NULL)
     finally:
         Py_XDECREF(value)
+
+
+# -- channels and locks (waiter.pyx)
+
+cdef int resume(object who, Waiter w, bint mine) except -1:
+    cdef Task t
+    if isinstance(who, G):
+        return (<G>who).wake_root(mine, True)
+    t = <Task>who
+    if not mine or not t.direct():
+        return w.send_grant(mine, t.context_or_none())
+    Py_INCREF(t)
+    return (<G>t.loop).push_entry(<size_t><PyObject *>t | 2) == 0
+
+
+cdef int step_waiting(object task, Waiter w) except -1:
+    return wake(<Task>task, w)
+
+
+cdef int drop_step(PyObject *task) except -1:
+    """The step that stood in a queue will not be made: what it was to take from a channel or lock goes to the next."""
+    cdef PyObject *on = (<Task>task).fut_waiter
+    if on != NULL and isinstance(<object>on, Waiter):
+        (<Waiter>on).abandon()
+    return 0
+
+
+set_task_hooks(resume, step_waiting)
+track_steps(drop_step)
 
 
 # -- all tasks
@@ -697,11 +701,28 @@ cdef list strong(found *f, int failed):
     return tasks
 
 
+cdef unsigned long long next_number() noexcept:
+    return gl_task_number(&task_counter)
+
+
+cdef bint has_table() noexcept:
+    return not tells_each_step
+
+
+cdef int leave(G loop, Task task) except -1:
+    leave_task(loop, task)
+    return 0
+
+
 def unfinished():
-    """All tasks of ours, of all loops, that are not done. From any thread."""
+    """All tasks of ours, of all loops, that are not done. From any thread; of a goroutine that another thread runs, the
+    root task only if somebody there has asked for it."""
     cdef found f = found(NULL, 0, 0)
     cdef gl_node *n
     cdef int i, r = 0
+    here = get_running_loop()
+    if isinstance(here, G):
+        (<G>here).show_root()
     for i in range(GL_SHARDS):
         gl_tasks_lock(&shards[i].list)
         n = gl_tasks_next(&shards[i].list, NULL)

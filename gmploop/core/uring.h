@@ -52,11 +52,11 @@ typedef struct {
 } gl_uring_params;
 
 enum {
-    GL_OP_FSYNC = 3, GL_OP_POLL_ADD = 6, GL_OP_ASYNC_CANCEL = 14, GL_OP_OPENAT = 18, GL_OP_CLOSE = 19, GL_OP_READ = 22,
-    GL_OP_WRITE = 23, GL_OP_SEND = 26, GL_OP_RECV = 27, GL_OP_FTRUNCATE = 55, GL_OP_EPOLL_WAIT = 59, GL_OPS = 64,
+    GL_OP_FSYNC = 3, GL_OP_POLL_ADD = 6, GL_OP_ACCEPT = 13, GL_OP_ASYNC_CANCEL = 14, GL_OP_OPENAT = 18, GL_OP_CLOSE = 19,
+    GL_OP_READ = 22, GL_OP_WRITE = 23, GL_OP_SEND = 26, GL_OP_RECV = 27, GL_OP_FTRUNCATE = 55, GL_OP_EPOLL_WAIT = 59, GL_OPS = 64,
     GL_SQE_ASYNC = 1 << 4,                  /* IOSQE_ASYNC: a worker does it from the start */
     GL_SQE_BUFFER_SELECT = 1 << 5, GL_SQE_SKIP_SUCCESS = 1 << 6,
-    GL_RECV_MULTISHOT = 1 << 1,             /* in ioprio */
+    GL_ACCEPT_MULTISHOT = 1 << 0, GL_RECV_MULTISHOT = 1 << 1,   /* in ioprio */
     GL_CANCEL_ALL = 1 << 0, GL_CANCEL_ANY = 1 << 2,
     GL_CQE_BUFFER = 1 << 0, GL_CQE_MORE = 1 << 1, GL_CQE_BUFFER_SHIFT = 16,
     GL_SETUP_CQSIZE = 1 << 3, GL_SETUP_CLAMP = 1 << 4, GL_SETUP_SUBMIT_ALL = 1 << 7, GL_SETUP_COOP_TASKRUN = 1 << 8,
@@ -260,6 +260,14 @@ static inline void gl_uring_make_async(gl_uring *r) {
         if (e->opcode != GL_OP_ASYNC_CANCEL) e->flags |= GL_SQE_ASYNC;
     }
 }
+
+/* The i-th of the entries that the kernel has not taken. */
+static inline gl_sqe *gl_uring_queued_at(gl_uring *r, uint32_t i) {
+    return &r->sqes[(r->tail - gl_uring_queued(r) + i) & r->sq_mask];
+}
+
+/* Whether completions wait in the kernel because the queue was full. */
+static inline int gl_uring_overflowed(gl_uring *r) { return gl_load_relaxed(r->sq_flags) & GL_SQ_CQ_OVERFLOW; }
 
 /* Take back the newest entry that the kernel has not taken; its user_data, or 0 when there is none. */
 static inline uint64_t gl_uring_take_back(gl_uring *r) {

@@ -55,13 +55,19 @@ cdef extern from "fileio.h":
     int ECANCELED, O_ACCMODE, O_CLOEXEC, O_NONBLOCK, F_SETFL
 
 cdef enum:
-    ENTRIES = 128               # submission queue; a turn that submits more makes one system call more
-    CQ_ENTRIES = 1024           # completions beyond it are fetched by a further system call
-    CREDIT = 64                 # about 50 us of 4 KB reads
-    CREDIT_BYTES = 16384        # what costs one more of it
-    FILE_CREDIT = 8             # what a whole small file costs
     CHUNK_MAX = 0x7ffff000      # Linux moves no more in one call
-    DRAIN_MS = 5000             # how long close() waits for what flies; guessed
+
+# Tunables: config.py says where they come from.
+cdef unsigned ENTRIES = 128, CQ_ENTRIES = 1024
+cdef int CREDIT = 64, CREDIT_BYTES = 16384, FILE_CREDIT = 8, DRAIN_MS = 5000
+
+
+def configure(*, unsigned entries, unsigned cq_entries, int credit, int credit_bytes, int file_credit, int drain_ms):
+    """Sizes of the rings' queues; how many cached operations may end without a turn of the loop in between, how many
+    bytes cost one more and what a whole small file costs; how long close() waits for what flies."""
+    global ENTRIES, CQ_ENTRIES, CREDIT, CREDIT_BYTES, FILE_CREDIT, DRAIN_MS
+    ENTRIES, CQ_ENTRIES, CREDIT, CREDIT_BYTES = entries, cq_entries, credit, credit_bytes
+    FILE_CREDIT, DRAIN_MS = file_credit, drain_ms
 
 cdef uint64_t NOBODY = <uint64_t>-1     # user_data of cancels
 
@@ -223,12 +229,12 @@ cdef class FileOp(Operation):
 
 @cython.final
 cdef class FileRing(Watch):
-    """The ring of one loop. Raises OSError if none can be had. `entries`, `cq_entries`: sizes of its queues."""
+    """The ring of one loop. Raises OSError if none can be had. `entries`, `cq_entries`: sizes of its queues, 0: usual."""
 
-    def __cinit__(self, G loop not None, *, unsigned entries=ENTRIES, unsigned cq_entries=CQ_ENTRIES):
+    def __cinit__(self, G loop not None, *, unsigned entries=0, unsigned cq_entries=0):
         self.r.fd = self.fd = -1
         self.g = loop
-        self.entries, self.cq_entries = entries, cq_entries
+        self.entries, self.cq_entries = entries or ENTRIES, cq_entries or CQ_ENTRIES
         self.slots, self.free_slots, self.waiting = [], [], collections.deque()
         self.credit = CREDIT
         self.open()

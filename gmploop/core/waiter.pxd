@@ -1,7 +1,7 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 from gmploop.core.g cimport G, gl_ring
-from gmploop.core.handle cimport gl_spinlock
+from gmploop.core.handle cimport flag, gl_spinlock
 
 cdef extern from "waitq.h" nogil:
     enum: W_OUTCOME, W_PENDING, W_GRANTED, W_CLOSED, W_CANCELLED, W_EXPIRED, W_ARMED, W_TAKEN, W_INDEX_SHIFT
@@ -55,12 +55,13 @@ cdef enum:
 
 ctypedef int (*visitproc)(PyObject *, void *) noexcept
 
-# For tasks that know of waiters: instead of a callback they arm a waiter with themselves and no context. This function
+# For tasks that know of waiters: instead of a callback they arm a waiter with themselves and no context. The resumer
 # makes the task's next step run in its world, from any thread, `mine` on the one that runs that world now. It returns
 # whether the world still lives: if not, what was granted goes to the next. Who drops a step so made without running it
-# calls w.abandon().
+# calls w.abandon(). It may use w.send_grant(): then the stepper makes the step, within the context given there.
 ctypedef int (*task_resumer)(object task, Waiter w, bint mine) except -1
-cdef int set_task_resumer(task_resumer f) except -1
+ctypedef int (*task_stepper)(object task, Waiter w) except -1
+cdef int set_task_hooks(task_resumer resume, task_stepper step) except -1
 
 cdef class Shared:
     cdef gl_spinlock lock           # guards queues, buffers, values; sections of a few loads and stores (waitq.h)
@@ -82,17 +83,16 @@ cdef class Shared:
 cdef class Waiter:
     cdef int state                  # waitq.h; decided by any thread, once
     cdef unsigned char stage        # NEW, PARKED, ENDED; this and all below by the waiter's own thread
-    cdef bint blocking              # _asyncio_future_blocking
-    cdef bint delivered             # the callback was called
+    cdef flag own                   # the loop is a G
+    cdef flag blocking              # _asyncio_future_blocking
+    cdef flag delivered             # the callback was called
     cdef gl_wnode node
     cdef Shared at                  # what it waits at (a select: nothing)
-    cdef G g                        # the world, if it is one of ours; else `loop` says which
     cdef object loop
-    cdef object callback, context   # whom to wake; published by ARMED
+    cdef object callback, context   # whom to wake; published by ARMED. Of a plain thread its identity
     cdef list more                  # further callbacks, with contexts
     cdef object message             # of a cancel
     cdef void *sem                  # a plain thread waits by this
-    cdef unsigned long thread
     cdef object __weakref__
 
     cdef int begin(self, bint park) except -1
@@ -113,9 +113,12 @@ cdef class Waiter:
     cdef int park(self) except -1
     cdef int unpark(self) except -1
     cdef int quit(self) except -1
+    cdef bint may_arm(self, G g) noexcept
     cdef int arm(self, object callback, object context) except -1
     cdef int wake(self) except -1
+    cdef int send_grant(self, bint mine, object context) except -1
     cdef int wake_foreign(self, Grant grant) except -1
+    cdef int tell_more(self) except -1
     cdef int deliver(self) except -1
     cdef int abandon(self) except -1
     cdef int put_back(self, gl_chain *out) except -1
@@ -125,7 +128,7 @@ cdef class Waiter:
 
 cdef class Grant:
     cdef Waiter w
-    cdef bint fired
+    cdef flag fired
 
 cdef int flush(gl_chain *) except -1
 cdef object running_loop()

@@ -24,6 +24,7 @@ from gmploop.core.handle cimport (
     make_handle, gl_world_mine, gl_load_relaxed, gl_lock, gl_unlock, gl_spinlock, gl_monotonic, load_flags)
 from gmploop.core.g cimport G
 from gmploop.core.operation cimport thrown
+from gmploop.core.sched cimport current_m, gl_m
 
 cdef extern from *:
     """
@@ -88,16 +89,18 @@ class ChannelClosed(Exception):
 
 
 cdef task_resumer resume_task = NULL
+cdef task_stepper step_task = NULL
 
 
-cdef int set_task_resumer(task_resumer f) except -1:
-    global resume_task
-    resume_task = f
+cdef int set_task_hooks(task_resumer resume, task_stepper step) except -1:
+    global resume_task, step_task
+    resume_task, step_task = resume, step
     return 0
 
 
 cdef object running_loop():
-    return PyObject_CallNoArgs(get_running_loop)
+    cdef gl_m *mp = current_m()
+    return <object>mp.curg.obj if mp != NULL and mp.curg != NULL else PyObject_CallNoArgs(get_running_loop)
 
 
 cdef int check_blocking(str what, str instead) except -1:
@@ -340,16 +343,16 @@ cdef class Waiter:
             raise RuntimeError("no running event loop")
         self.loop = loop
         if isinstance(loop, G):
-            self.g = <G>loop
-            gl_count(&self.g.waits, 1)
+            self.own = True
+            gl_count(&(<G>loop).waits, 1)
         self.stage = PARKED
         self.blocking = True
         return 0
 
     cdef int unpark(self) except -1:
         self.stage = ENDED
-        if self.g is not None:
-            gl_count(&self.g.waits, -1)
+        if self.own:
+            gl_count(&(<G>self.loop).waits, -1)
         return 0
 
     cdef object finish(self):
@@ -359,6 +362,7 @@ cdef class Waiter:
         if state & W_OUTCOME == W_PENDING:
             raise RuntimeError("await wasn't used with future")
         self.unpark()
+        self.tell_more()
         self.clean_up()
         if not gl_wait_take(&self.state):
             raise RuntimeError("the loop was closed while this waited")
@@ -425,7 +429,7 @@ cdef class Waiter:
 
     cdef int forget_callback(self) except -1:
         """When it was called and no queue holds the waiter, where entries() might find it."""
-        if self.delivered and self.stage == ENDED:
+        if self.stage == ENDED and (self.delivered or self.context is None):
             self.callback = self.context = None
         return 0
 
@@ -490,8 +494,16 @@ cdef class Waiter:
             self.more = kept
         return removed
 
+    cdef bint may_arm(self, G g) noexcept:
+        """A task of this world has got it from its coroutine, as a future is got: it may arm it with itself."""
+        cdef bint may = self.stage == PARKED and self.blocking and self.loop is g and self.callback is None
+        if may:
+            self.blocking = False
+        return may
+
     cdef int arm(self, object callback, object context) except -1:
-        """Set whom to wake: a callback with its context, or a task of ours with None. By the waiter's own thread."""
+        """Set whom to wake: a callback with its context, or with None a task of ours, or a world in the place of its root
+        task. By the waiter's own thread."""
         if self.stage != PARKED:
             raise RuntimeError("not awaited, or over")
         if self.callback is not None:
@@ -537,26 +549,28 @@ cdef class Waiter:
 
     cdef int wake(self) except -1:
         """Its outcome is decided and it is armed. From any thread. Returns 0 if its loop is closed."""
-        cdef G g = self.g
         cdef bint mine
-        cdef Grant grant
         if self.sem != NULL:
             PyThread_release_lock(self.sem)
             return 1
-        mine = g is not None and gl_world_mine(&g.w)
+        mine = self.own and gl_world_mine(&(<G>self.loop).w)
         if self.context is None:
             return resume_task(self.callback, self, mine)
-        grant = Grant.__new__(Grant)
+        return self.send_grant(mine, self.context)
+
+    cdef int send_grant(self, bint mine, object context) except -1:
+        cdef G g = <G>self.loop if self.own else None
+        cdef Grant grant = Grant.__new__(Grant)
         grant.w = self
         if mine:
-            g.enqueue(grant, (), self.context)
+            g.enqueue(grant, (), context)
             return 1
         if g is None:
             return self.wake_foreign(grant)
         if g.gone():
             grant.fired = True
             return 0
-        g.post(make_handle(grant, (), self.context))
+        g.post(make_handle(grant, (), context))
         if g.gone():                # close() may have emptied the inbox before the post
             g.purge()
         return 1
@@ -587,14 +601,22 @@ cdef class Waiter:
             raise error
         return 0
 
-    cdef int deliver(self) except -1:
-        callback, more = self.callback, self.more
-        self.delivered, self.more = True, None
+    cdef int tell_more(self) except -1:
+        more, self.more = self.more, None
         if more is not None:
             for other, context in more:
                 self.loop.call_soon(other, self, context=context)
+        return 0
+
+    cdef int deliver(self) except -1:
+        callback = self.callback
+        self.delivered = True
+        self.tell_more()
         if callback is not None:
-            callback(self)
+            if self.context is None:
+                step_task(callback, self)
+            else:
+                callback(self)
         return self.forget_callback()
 
     # -- in a plain thread
@@ -623,7 +645,7 @@ cdef class Waiter:
         if self.sem == NULL:
             raise MemoryError()
         PyThread_acquire_lock_timed(self.sem, 0, 0)
-        self.thread = PyThread_get_thread_ident()
+        self.callback = PyThread_get_thread_ident()
         gl_wait_arm(&self.state)
         while load_flags(&self.state) & W_OUTCOME == W_PENDING:
             if timeout >= 0:
@@ -680,6 +702,8 @@ cdef class Grant:
     @property
     def __self__(self):
         """The task, for reports of slow callbacks."""
+        if self.w.context is None and self.w.callback is not None:
+            return self.w.callback
         return getattr(self.w.callback, "__self__", self.w)
 
     def __repr__(self):
@@ -800,7 +824,9 @@ def waiting():
         callback = <object>found[i].callback
         Py_DECREF(w)
         Py_DECREF(callback)
-        result.append((w, w.where(found[i].index), w.operation(), w.loop, w.thread if w.sem != NULL else callback))
+        if isinstance(callback, G):         # in the place of its root task
+            callback = callback.goroutine
+        result.append((w, w.where(found[i].index), w.operation(), w.loop, callback))
     PyMem_RawFree(found)
     return result
 
@@ -815,11 +841,11 @@ def forget_lost():
     one, were running: gmploop's do not go on in the child."""
     cdef unsigned long me = PyThread_get_thread_ident()
     cdef Waiter w
-    for w, _, _, _, _ in waiting():
+    for w, _, _, _, who in waiting():
         if w.sem != NULL:
-            lost = w.thread != me
-        elif w.g is not None:
-            lost = gl_load_relaxed(&w.g.w.owner) != 0
+            lost = who != me
+        elif w.own:
+            lost = gl_load_relaxed(&(<G>w.loop).w.owner) != 0
         else:
             lost = getattr(w.loop, "_thread_id", None) not in (None, me)
         if lost:

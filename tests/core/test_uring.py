@@ -5,6 +5,7 @@ What it shares with the other pollers is in test_pollers.py.
 
 import asyncio
 import contextlib
+import errno
 import os
 import pathlib
 import random
@@ -15,11 +16,19 @@ import time
 
 import gmploop
 import pytest
-from support import Recorder, child_output, link, open_fds, result_of, tcp_pair, turns, unix_pair, wait_until
+from gmploop import config
+from support import Recorder, child_output, link, open_fds, outcome, result_of, tcp_pair, turns, unix_pair, wait_until
 
 poller_uring = pytest.importorskip("gmploop.core.poller_uring")
+
+
+def missing():
+    made = result_of(gmploop.new_event_loop, poller="io_uring")
+    return made if made is OSError else made.close()
+
+
 pytestmark = [pytest.mark.timeout(60), pytest.mark.gmploop_only,
-              pytest.mark.skipif(result_of(poller_uring.UringPoller, None) is OSError, reason="no io_uring here")]
+              pytest.mark.skipif(missing() is OSError, reason="no io_uring here")]
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +47,9 @@ SETUPS = {
 @pytest.fixture(params=SETUPS)
 def setup(request):
     """Sizes of the ring and what it may use; before `loop` in a test's arguments."""
-    poller_uring.configure(**SETUPS[request.param])
+    poller_uring.configure(**config.uring_sizes() | SETUPS[request.param])
     yield request.param
-    poller_uring.configure()
+    poller_uring.configure(**config.uring_sizes())
 
 
 class Echo(Recorder):
@@ -133,6 +142,41 @@ def test_traffic_under_a_storm_of_signals(setup, loop, run):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
     assert len(ran) > 20
+
+
+def test_traffic_of_a_process_that_is_stopped_and_continued(setup):
+    """No error, nothing lost, and no timer that fires early."""
+    assert child_output("gmploop", f"""
+    import subprocess
+    from gmploop import config
+    from gmploop.core import poller_uring
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+        def data_received(self, data):
+            self.transport.write(data)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(Echo, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        early = 0
+        while stopper.poll() is None:
+            text = os.urandom(3000)
+            writer.write(text)
+            assert await reader.readexactly(3000) == text
+            deadline = loop.time() + 0.002
+            await asyncio.sleep(0.002)
+            early += loop.time() < deadline
+        print(stopper.returncode, early)
+        writer.close()
+        server.close()
+    gmploop.new_event_loop().close()
+    poller_uring.configure(**config.uring_sizes() | {SETUPS[setup]!r})
+    stopper = subprocess.Popen(["sh", "-c", "for i in $(seq 60); do kill -STOP $PPID; kill -CONT $PPID; sleep 0.005; done"])
+    asyncio.Runner(loop_factory=gmploop.new_event_loop).run(main())
+    """) == "0 0\n"
 
 
 # -- cancels, generations, buffers
@@ -232,6 +276,145 @@ def test_connections_made_and_dropped_leave_no_descriptor(setup, loop, run):
             await asyncio.sleep(0.001)
         server.close()
     run(main())
+
+
+# -- accepting
+
+async def served(loop, address, count):
+    """Connect that often at once, have one exchange on each and close."""
+    async def talk(number):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"%d" % number)
+        assert await reader.readexactly(len(b"%d" % number)) == b"%d" % number
+        assert writer.get_extra_info("peername") == address and writer.get_extra_info("sockname")
+        writer.close()
+        await writer.wait_closed()
+    await asyncio.gather(*(talk(number) for number in range(count)))
+
+
+def test_each_connection_is_served_once_with_its_address(setup, loop, run):
+    made = []
+
+    class Server(Echo):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            made.append(transport.get_extra_info("peername"))
+            assert transport.get_extra_info("sockname") == address
+            assert not os.get_inheritable(transport.get_extra_info("socket").fileno())
+
+    async def main():
+        nonlocal address
+        server = await loop.create_server(Server, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        await served(loop, address, 150)
+        server.close()
+        assert len(made) == len(set(made)) == 150
+    address = None
+    run(main())
+
+
+def test_servers_that_start_and_stop_while_clients_come_leave_no_descriptor(setup, loop, run):
+    """A client that is accepted and not served any more sees the end; the port is free at once."""
+    async def main():
+        with socket.create_server(("127.0.0.1", 0)) as one:
+            address = one.getsockname()
+        before = open_fds()
+        served_ones = 0
+        for number in range(100):
+            server = await loop.create_server(Echo, *address)
+            clients = [socket.socket() for _ in range(5)]
+            for client in clients:
+                client.setblocking(False)
+                client.connect_ex(address)
+                client.send(b"x")
+            await turns(number % 4)
+            if number % 3:
+                server.close()
+            for client in clients:
+                answer = await asyncio.wait_for(outcome(loop.sock_recv(client, 1)), 5)
+                served_ones += answer == b"x"
+                assert answer in (b"x", b"", ConnectionResetError, BrokenPipeError)
+                client.close()
+            server.close()
+            await turns(3)
+        while open_fds() - before:
+            await asyncio.sleep(0.001)
+        assert served_ones >= 170               # at least those of the servers that stayed
+    run(main())
+
+
+def test_a_server_that_is_out_of_descriptors_goes_on_when_there_are_some(setup):
+    """The accept ends with EMFILE: told once, clients wait in the backlog, and it begins again."""
+    output = child_output("gmploop", f"""
+    import resource
+    from gmploop import config
+    from gmploop.core import poller_uring
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+        def data_received(self, data):
+            self.transport.write(data)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: print(context["message"], context["exception"].errno))
+        taken = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 25, 1000))     # a listener, 20 clients and a few of theirs
+        server = await loop.create_server(Echo, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        clients = [socket.create_connection(address) for _ in range(20)]
+        for client in clients:
+            client.setblocking(False)
+            client.send(b"x")
+        await asyncio.sleep(0.05)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (900, 1000))
+        print([await loop.sock_recv(client, 9) for client in clients] == [b"x"] * 20)
+        for client in clients:
+            client.close()
+        server.close()
+        await asyncio.sleep(0.01)
+    gmploop.new_event_loop().close()
+    poller_uring.configure(**config.uring_sizes() | {SETUPS[setup]!r})
+    asyncio.Runner(loop_factory=gmploop.new_event_loop).run(main())
+    """)
+    assert output == f"socket.accept() out of system resource {errno.EMFILE}\nTrue\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_does_not_serve_its_parent_s_clients(setup, loop):
+    async def begin():
+        server = await loop.create_server(Echo, "127.0.0.1", 0)
+        await turns(2)
+        return server
+    server = loop.run_until_complete(begin())
+    client = socket.create_connection(server.sockets[0].getsockname())
+    loop.run_until_complete(turns(1))
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            loop.run_until_complete(asyncio.sleep(0.01))
+            loop.close()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    client.setblocking(False)
+    client.send(b"x")
+    assert loop.run_until_complete(loop.sock_recv(client, 9)) == b"x"
+    client.close()
+    server.close()
+    loop.run_until_complete(asyncio.sleep(0.01))
+
+
+def test_a_server_goes_on_in_another_thread(setup, loop):
+    async def begin():
+        return await loop.create_server(Echo, "127.0.0.1", 0)
+    server = loop.run_until_complete(begin())
+    address = server.sockets[0].getsockname()
+    for _ in range(3):
+        in_a_thread(loop.run_until_complete, served(loop, address, 5))
+    loop.run_until_complete(served(loop, address, 5))
+    server.close()
+    loop.run_until_complete(turns(2))
 
 
 # -- threads
@@ -342,6 +525,7 @@ REFUSE = """
 def test_a_ring_that_is_refused_says_why_and_epoll_runs(call, error):
     output = child_output("gmploop", REFUSE + f"""
     refuse({call}, errno.{error})
+    os.environ["GMPLOOP_DEBUG"] = "batch_min_ready=0"
     fds = sorted(os.listdir("/proc/self/fd"))
     try:
         gmploop.new_event_loop(poller="io_uring")

@@ -1,10 +1,15 @@
 """write_batching: the small writes of a turn leave together when it ends, on each poller that can do so."""
 
 import asyncio
+import os
 import random
+import socket
+import time
 
 import gmploop
 import pytest
+from gmploop import config
+from gmploop.core import batch
 from support import Recorder, child_output, link, reset, result_of, tcp_pair, turns, unix_pair
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.gmploop_only]
@@ -22,11 +27,26 @@ def poller(request, monkeypatch):
     return request.param
 
 
+@pytest.fixture
+def patient():
+    """Every small write waits for the end of its turn, however long that takes."""
+    gmploop.new_event_loop().close()        # which sets what is usual
+    batch.configure(**config.batch_tunables() | {"wait_ns": 10 ** 12, "min_ready": 0})
+    yield
+    batch.configure(**config.batch_tunables())
+
+
+def busy(loop):
+    """Give the loop enough to do that writes wait."""
+    for _ in range(config.BATCH_MIN_READY):
+        loop.call_soon(int)
+
+
 def received(sock):
     return result_of(sock.recv, 1 << 20)
 
 
-def test_what_a_callback_writes_leaves_when_the_turn_ends_and_in_order(run, loop):
+def test_what_a_callback_writes_leaves_when_the_turn_ends_and_in_order(patient, run, loop):
     async def main():
         ends = [tcp_pair() for _ in range(5)]
         transports = [(await loop.create_connection(Recorder, sock=near))[0] for near, _ in ends]
@@ -47,7 +67,7 @@ def test_what_a_callback_writes_leaves_when_the_turn_ends_and_in_order(run, loop
 
 
 @pytest.mark.parametrize("what", ["close", "write_eof", "a large write", "writelines", "a view", "more than is kept"])
-def test_whatever_else_is_done_sends_it_first(run, loop, what):
+def test_whatever_else_is_done_sends_it_first(patient, run, loop, what):
     async def main():
         near, far = tcp_pair()
         transport, end = await loop.create_connection(Recorder, sock=near)
@@ -65,7 +85,7 @@ def test_whatever_else_is_done_sends_it_first(run, loop, what):
     run(main())
 
 
-def test_nothing_waits_while_the_loop_is_not_run(loop):
+def test_nothing_waits_while_the_loop_is_not_run(patient, loop):
     near, far = unix_pair()
 
     async def connect():
@@ -84,7 +104,7 @@ def test_nothing_waits_while_the_loop_is_not_run(loop):
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_a_peer_that_does_not_read_gets_all_of_it_later(run, loop, kind):
+def test_a_peer_that_does_not_read_gets_all_of_it_later(patient, run, loop, kind):
     async def main():
         async with link(kind) as (near, far):
             near.transport.set_write_buffer_limits(high=20_000)
@@ -101,7 +121,7 @@ def test_a_peer_that_does_not_read_gets_all_of_it_later(run, loop, kind):
     run(main())
 
 
-def test_a_broken_connection_is_told_and_does_not_hurt_the_others(run, loop):
+def test_a_broken_connection_is_told_and_does_not_hurt_the_others(patient, run, loop):
     async def main():
         async with link("tcp") as (near, far), link("tcp") as (other, other_far):
             sock, peer = tcp_pair()
@@ -116,7 +136,7 @@ def test_a_broken_connection_is_told_and_does_not_hurt_the_others(run, loop):
     run(main())
 
 
-def test_abort_drops_what_waits(run, loop):
+def test_abort_drops_what_waits(patient, run, loop):
     async def main():
         near, far = tcp_pair()
         transport, end = await loop.create_connection(Recorder, sock=near)
@@ -128,7 +148,7 @@ def test_abort_drops_what_waits(run, loop):
     run(main())
 
 
-def test_many_connections_more_than_a_ring_carries(run, loop):
+def test_many_connections_more_than_a_ring_carries(patient, run, loop):
     async def main():
         ends = [unix_pair() for _ in range(300)]
         transports = [(await loop.create_connection(Recorder, sock=near))[0] for near, _ in ends]
@@ -143,6 +163,186 @@ def test_many_connections_more_than_a_ring_carries(run, loop):
             far.close()
     run(main())
 
+
+# -- how long it waits
+
+def test_a_turn_with_nothing_else_to_do_sends_at_once(run, loop):
+    async def main():
+        near, far = tcp_pair()
+        transport, end = await loop.create_connection(Recorder, sock=near)
+        transport.write(b"at once")
+        assert received(far) == b"at once"
+        transport.abort()
+        await end.lost
+        far.close()
+    run(main())
+
+
+def until_received(sock):
+    """Compute until something has come."""
+    while (data := received(sock)) is BlockingIOError:
+        pass
+    return data
+
+
+def block_until_received(sock):
+    sock.settimeout(5)
+    return sock.recv(100)
+
+
+@pytest.mark.parametrize("wait", [until_received, block_until_received])
+@pytest.mark.parametrize("kind", [tcp_pair, unix_pair])
+def test_what_was_written_leaves_while_the_callback_goes_on(run, loop, wait, kind):
+    """In about a millisecond: the callback that writes waits for the answer, or computes. And once only."""
+    async def main():
+        took = []
+        near, far = kind()
+        transport, end = await loop.create_connection(Recorder, sock=near)
+        for number in range(20):
+            busy(loop)
+            transport.write(b"%d," % number)
+            began = time.monotonic()
+            assert wait(far) == b"%d," % number
+            took.append(time.monotonic() - began)
+            if number % 2:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.005)
+        far.setblocking(False)
+        assert received(far) is BlockingIOError
+        transport.abort()
+        await end.lost
+        far.close()
+        assert min(took) < 0.01 and max(took) < 1
+    run(main())
+
+
+def test_callbacks_of_all_lengths_lose_and_double_nothing(run, loop):
+    async def main():
+        chosen = random.Random(4)
+        ends = [unix_pair() for _ in range(20)]
+        transports = [(await loop.create_connection(Recorder, sock=near))[0] for near, _ in ends]
+        expected, got = [bytearray() for _ in ends], [bytearray() for _ in ends]
+
+        def write():
+            for _ in range(5):
+                number = chosen.randrange(20)
+                expected[number] += (text := chosen.randbytes(chosen.randrange(1, 2000)))
+                transports[number].write(text)
+                if chosen.random() < 0.2:
+                    time.sleep(chosen.choice([0.0005, 0.001, 0.0015]))
+        for _ in range(200):
+            for _ in range(5):
+                loop.call_soon(write)
+            await asyncio.sleep(0)
+            for number, (_, far) in enumerate(ends):
+                while isinstance(data := received(far), bytes) and data:
+                    got[number] += data
+        while got != expected:
+            await asyncio.sleep(0.001)
+            for number, (_, far) in enumerate(ends):
+                data = received(far)
+                got[number] += data if isinstance(data, bytes) else b""
+        for transport in transports:
+            transport.abort()
+        await turns(2)
+        for _, far in ends:
+            far.close()
+    run(main())
+
+
+def test_what_the_peer_did_not_take_meanwhile_follows(run, loop):
+    async def main():
+        async with link("unix") as (near, far):
+            far.transport.pause_reading()
+            near.transport._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            near.transport.set_write_buffer_limits(high=10_000)
+            sent = bytearray()
+            while not near.count("pause"):
+                busy(loop)
+                sent += (text := random.randbytes(4000))
+                near.transport.write(text)
+                time.sleep(0.005)               # so that it is not the loop that sends it
+                await turns(1)
+            far.transport.resume_reading()
+            await far.received(len(sent))
+            assert far.data == sent
+    run(main())
+
+
+@pytest.mark.parametrize("then", ["go on", "close", "write", "abort"])
+def test_a_connection_found_broken_meanwhile_is_told(run, loop, then):
+    async def main():
+        sock, peer = tcp_pair()
+        transport, end = await loop.create_connection(Recorder, sock=sock)
+        transport.pause_reading()
+        reset(peer)
+        busy(loop)
+        transport.write(b"x")
+        time.sleep(0.01)
+        getattr(transport, then, int)(*[b"y"] * (then == "write"))
+        error = await end.lost
+        assert error is None if then == "abort" else isinstance(error, ConnectionError)
+    run(main())
+
+
+def test_the_thread_that_sees_to_it_sleeps_when_nothing_waits():
+    assert child_output("gmploop", """
+        def switches():
+            for task in os.listdir("/proc/self/task"):
+                with open(f"/proc/self/task/{task}/status") as status:
+                    lines = status.read().splitlines()
+                if lines[0].endswith("gmploop-flush"):
+                    return [line for line in lines if "ctxt" in line]
+
+        async def main():
+            near, far = socket.socketpair()
+            near.setblocking(False)
+            transport, _ = await loop.create_connection(asyncio.Protocol, sock=near)
+            for _ in range(10):
+                for _ in range(5):
+                    loop.call_soon(int)
+                transport.write(b"x")
+                await asyncio.sleep(0)
+            transport.abort()
+            far.close()
+        loop = gmploop.new_event_loop()
+        assert switches() is None
+        loop.run_until_complete(main())
+        deadline, before, now = time.monotonic() + 10, None, None
+        while before is None or before != now and time.monotonic() < deadline:
+            time.sleep(0.3)
+            before, now = now, switches()
+        print(before == now)
+        loop.close()
+    """) == "True\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="no fork")
+def test_a_process_that_forks_has_no_thread_more_for_it():
+    assert child_output("gmploop", """
+        async def main():
+            near, far = socket.socketpair()
+            near.setblocking(False)
+            transport, _ = await loop.create_connection(asyncio.Protocol, sock=near)
+            for _ in range(3):
+                for _ in range(5):
+                    loop.call_soon(int)
+                transport.write(b"x")
+                child = os.fork()           # would warn of another thread
+                if not child:
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+                assert far.recv(10) == b"x"     # before the fork
+                await asyncio.sleep(0)
+            transport.abort()
+            far.close()
+        loop = gmploop.new_event_loop()
+        loop.run_until_complete(main())
+        loop.close()
+    """, options=["-W", "error"]) == ""
+
+
+# -- fork
 
 def test_in_a_forked_child_it_goes_on():
     assert child_output("gmploop", """
@@ -180,6 +380,8 @@ def test_a_child_forked_in_mid_turn_sends_nothing_of_the_parent_s(end):
             near, far = socket.socketpair()
             near.setblocking(False)
             transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=near)
+            for _ in range(5):
+                asyncio.get_running_loop().call_soon(int)
             transport.write(b"once")
             child = os.fork()
             if not child:

@@ -92,8 +92,18 @@ def test_debug_settings_of_the_scheduler(monkeypatch, text, key, value):
     assert config.sysmon_duties()[key] == value
 
 
+@pytest.mark.parametrize("text, function, key, value", [
+    ("", "batch_tunables", "wait_ns", 1_000_000), ("batch_wait_us=200", "batch_tunables", "wait_ns", 200_000),
+    ("batch_min_ready=0", "batch_tunables", "min_ready", 0), ("uring_entries=4", "uring_sizes", "entries", 4),
+    ("uring_cq=8", "uring_sizes", "cq_entries", 8), ("uring_buffers=16", "uring_sizes", "buffers", 16)])
+def test_debug_settings_of_pollers(monkeypatch, text, function, key, value):
+    monkeypatch.setenv("GMPLOOP_DEBUG", text)
+    assert getattr(config, function)()[key] == value
+
+
 @pytest.mark.parametrize("text", ["stall_ms=x", "stall_ms=-1", "schedtrace=3600001", "preempt=raise", "scheddetail=2",
-                                  "nap_ms=0", "retake_ms=-1", "queue_ms=", "sigquit=yes"])
+                                  "nap_ms=0", "retake_ms=-1", "queue_ms=", "sigquit=yes",
+                                  "uring_entries=0", "uring_buffers=100", "batch_wait_us=1.5"])
 def test_bad_debug_settings_are_refused(text):
     with pytest.raises(ValueError, match="GMPLOOP_DEBUG"):
         config.parse_debug(text)

@@ -368,6 +368,9 @@ def test_a_plain_function_may_leave_the_work_to_a_task(run, serve):
 
 def test_out_of_descriptors_the_clients_wait(run, serve, errors):
     """Said once per second, and served when there are descriptors again."""
+    if not serve.isolated and os.environ.get("GMPLOOP_POLLER") == "io_uring":
+        pytest.skip("the kernel goes by the limit that was there when it was asked to accept")
+
     async def main():
         async with await serve.start(echo, HOST, 0) as server:
             clients = [socket.socket() for _ in range(5)]

@@ -1,0 +1,1 @@
+#error <linux/futex.h> is Linux's

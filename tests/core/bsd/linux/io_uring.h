@@ -1,0 +1,1 @@
+#error <linux/io_uring.h> is Linux's

@@ -1,0 +1,1 @@
+#error <linux/version.h> is Linux's

@@ -1,0 +1,1 @@
+#error <sys/syscall.h> is Linux's
