@@ -125,7 +125,7 @@ def resolve_write_batching(value: bool | None = None) -> bool:
 
 # -- batched writes
 
-BATCH_BY_DEFAULT = True  # less CPU at 50 connections and more, p50 lower, p99 not higher: benchmarks/README.md
+BATCH_BY_DEFAULT = False  # a program that ends itself at once must have written first, as on stock: benchmarks/README.md
 BATCH_BYTES = 4096  # of one write; larger ones were slower if put off: measured
 BATCH_TOTAL_BYTES = 16384  # of one connection's writes; guessed
 BATCH_ENTRIES = 128  # sends that one system call carries; more take another; guessed
