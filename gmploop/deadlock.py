@@ -114,12 +114,11 @@ def _threads_are_ours(executors):
 
 
 def _show_roots():
-    """Make tasks of what goroutines wait by without one. Whether there were some."""
-    if not sched.procs():
-        return False
-    from gmploop.core import moving
+    """Make tasks of what goroutines wait by without one."""
+    if sched.procs():
+        from gmploop.core import moving
 
-    return moving.show_roots() > 0
+        moving.show_roots()
 
 
 def _worlds():
@@ -141,8 +140,6 @@ def find(main_loop):
     before = rest.progress()
     if before < 0 or signals.handled():
         return before == -2 or None
-    if _show_roots():                       # which is progress: at the next look they are tasks
-        return True
     worlds = _worlds()
     if worlds is None or not all(map(rest.sleeps, worlds)):
         return None
@@ -153,6 +150,7 @@ def find(main_loop):
         executors.append(sys.modules["gmploop.world"]._executor)
     if not _threads_are_ours(filter(None, executors)):
         return True
+    _show_roots()
     stuck = []
     for loop in [main_loop, *worlds] if main_loop is not None else worlds:
         tasks = _stuck(loop)

@@ -70,6 +70,8 @@ cdef extern from "world.h" nogil:
 cdef extern from "atomics.h" nogil:
     void gl_fence_seq_cst()
     int load_int "gl_load_acquire"(int *)
+    int cas_int "gl_cas_int"(int *, int, int)
+    PyObject *load_inbox "gl_load_acquire"(PyObject **)
     int take_int "gl_exchange_acq_rel"(int *, int)
     unsigned char load_byte "gl_load_acquire"(unsigned char *)
     void store_byte "gl_store_release"(unsigned char *, unsigned char)
@@ -499,8 +501,18 @@ def show_roots():
                 made += w.coro is not None
                 w.show_root()
             finally:
-                gl_ready(sched(), current_m(), &w.s, False)
+                put_back(w)
     return made
+
+
+cdef int put_back(MovingCore w) except -1:
+    """To sleep again, without a turn. Who posted meanwhile saw RUNNABLE and left it to us; of timers nothing is seen."""
+    if w.w.timers.n == 0 and cas_int(&w.s.state, G_RUNNABLE, G_IDLE):
+        gl_fence_seq_cst()          # with the post, or the exchange in wake_root()
+        if (load_inbox(&w.inbox) == NULL and not load_int(&w.woken)) or not gl_g_notify(&w.s.state):
+            return 0
+    gl_ready(sched(), current_m(), &w.s, False)
+    return 0
 
 
 def count():
