@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import queue
 import socket
 import threading
 import time
@@ -345,7 +346,7 @@ def test_a_factory_that_uses_the_servers_loop_is_told(runtime, errors):
     assert "for the server's loop" in str(context["exception"])
 
 
-def test_an_error_after_the_servers_loop_is_closed_is_logged(caplog):
+def test_an_error_after_the_servers_loop_is_closed_is_logged():
     async def fails(reader, writer):
         writer.write(b"a")
         try:
@@ -362,11 +363,17 @@ def test_an_error_after_the_servers_loop_is_closed_is_logged(caplog):
         return client
     loop = gmploop.new_event_loop()
     client = loop.run_until_complete(main())
-    with caplog.at_level(logging.ERROR, "asyncio"), client:
-        loop.close()
-        client.settimeout(10)
-        assert client.recv(1) == b""
-    assert "Unhandled exception in client_connected_cb" in caplog.text
+    logged, handler = queue.SimpleQueue(), logging.Handler()
+    handler.emit = logged.put
+    logging.getLogger("asyncio").addHandler(handler)
+    try:
+        with client:
+            loop.close()
+            client.settimeout(10)
+            assert client.recv(1) == b""
+            assert "Unhandled exception in client_connected_cb" in logged.get(timeout=10).getMessage()
+    finally:
+        logging.getLogger("asyncio").removeHandler(handler)
 
 
 def test_quiet_connections_beside_one_that_blocks(runtime):
