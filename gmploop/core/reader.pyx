@@ -33,16 +33,17 @@ cdef extern from "world.h":
 
 # Injected by gmploop.transports.
 cdef type StreamReaderProtocol = None, StreamReader = None, FastReader = None
-cdef object data_received = None, feed_data = None
+cdef object data_received = None, feed_data = None, stock_read = None, stock_wait = None
 cdef object LARGEST = sys.maxsize
 cdef str feed_data_name = "feed_data"
 
 
 def configure(type protocol_type, type reader_type, type fast_reader_type):
     """Set asyncio's StreamReaderProtocol and StreamReader, and what readers are made."""
-    global StreamReaderProtocol, StreamReader, FastReader, data_received, feed_data
+    global StreamReaderProtocol, StreamReader, FastReader, data_received, feed_data, stock_read, stock_wait
     StreamReaderProtocol, StreamReader, FastReader = protocol_type, reader_type, fast_reader_type
     data_received, feed_data = protocol_type.data_received, reader_type.feed_data
+    stock_read, stock_wait = reader_type.read, reader_type._wait_for_data
 
 
 cdef bint feeds(object protocol):
@@ -131,7 +132,7 @@ def hasten_reader(protocol):
 
 def read(reader, n=-1):
     """Up to n bytes, as soon as there are some; b"" at the end; with n < 0 everything until the end."""
-    if type(n) is not int or not 0 <= n <= LARGEST:
+    if type(n) is not int or not 0 <= n <= LARGEST or StreamReader.read is not stock_read:
         return StreamReader.read(reader, n)
     cdef ReaderOp op = ReaderOp.__new__(ReaderOp)
     op.reader, op.what = reader, n
@@ -140,6 +141,8 @@ def read(reader, n=-1):
 
 def wait_for_data(reader, func_name):
     """Wait until there is data or the end has come."""
+    if StreamReader._wait_for_data is not stock_wait:
+        return StreamReader._wait_for_data(reader, func_name)
     cdef ReaderOp op = ReaderOp.__new__(ReaderOp)
     op.reader, op.what, op.waits_only = reader, func_name, True
     return op

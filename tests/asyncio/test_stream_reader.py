@@ -147,6 +147,16 @@ def test_what_is_put_in_the_place_of_a_method_is_called(with_pair):
     assert with_pair(scenario) == ([b"one", b"two!"], b"ONE", b"TWO!")
 
 
+def test_what_is_put_in_the_place_of_the_class_s_method_is_called(with_pair, monkeypatch):
+    async def scenario(reader, writer):
+        async def read(self, n=-1, read=asyncio.StreamReader.read):
+            return b"read " + await read(self, n)
+        monkeypatch.setattr(asyncio.StreamReader, "read", read)
+        writer.write(b"it")
+        return await reader.read(10)
+    assert with_pair(scenario) == b"read it"
+
+
 def test_a_buffer_that_somebody_looks_at_is_a_lost_connection_or_none(with_pair, errors):
     async def scenario(reader, writer):
         writer.write(b"some")
