@@ -113,11 +113,28 @@ def _tune_malloc():
 
 
 class _AcceptingLoop:
-    """Servers whose poller accepts by itself (io_uring)."""
+    """Servers whose poller accepts by itself (io_uring). Not on sockets that were given: an accept that the kernel has
+    would keep one open that its owner closes, and take the connections of other processes at it while this one is
+    busy."""
+
+    _given = ()             # those sockets
+
+    async def create_server(self, protocol_factory, host=None, port=None, *, sock=None, **options):
+        self._note_given(sock)
+        return await super().create_server(protocol_factory, host, port, sock=sock, **options)
+
+    async def create_unix_server(self, protocol_factory, path=None, *, sock=None, **options):
+        self._note_given(sock)
+        return await super().create_unix_server(protocol_factory, path, sock=sock, **options)
+
+    def _note_given(self, sock):
+        if sock is not None and self.poller.accepts:
+            self._given = self._given or weakref.WeakSet()
+            self._given.add(sock)
 
     def _start_serving(self, protocol_factory, sock, sslcontext=None, server=None, *more):
         options = sslcontext, server, *more
-        if not self.poller.accepts or isinstance(protocol_factory, sharing.Isolating):     # that one accepts by itself
+        if not self.poller.accepts or sock in self._given or isinstance(protocol_factory, sharing.Isolating):
             return super()._start_serving(protocol_factory, sock, *options)
         context = more[3] if len(more) > 3 else None        # since Python 3.15
         quick = (sslcontext is None and type(self)._serve_connection is Loop._serve_connection and stream.accepts(sock))
@@ -128,12 +145,13 @@ class _AcceptingLoop:
             conn = socket.socket(sock.family, sock.type, sock.proto, fd)
             try:
                 address = conn.getpeername()
-            except OSError:                     # it is gone again
-                address = None
+            except OSError:
+                address = stream.peer_of_lost(fd, sock)
             self._serve_connection(protocol_factory, conn, address, *options)
 
         def failed(exc):
             if exc.errno not in _OUT_OF_RESOURCES:
+                self.call_later(constants.ACCEPT_RETRY_DELAY, self._accept_again, protocol_factory, sock, *options)
                 raise exc
             self._accept_later(exc, protocol_factory, sock, *options)
 

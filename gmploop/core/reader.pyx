@@ -39,11 +39,17 @@ cdef str feed_data_name = "feed_data"
 
 
 def configure(type protocol_type, type reader_type, type fast_reader_type):
-    """Set asyncio's StreamReaderProtocol and StreamReader, and what readers are made."""
+    """Set asyncio's StreamReaderProtocol and StreamReader, and what readers are made. A method that somebody has replaced
+    already counts as replaced."""
     global StreamReaderProtocol, StreamReader, FastReader, data_received, feed_data, stock_read, stock_wait
     StreamReaderProtocol, StreamReader, FastReader = protocol_type, reader_type, fast_reader_type
-    data_received, feed_data = protocol_type.data_received, reader_type.feed_data
-    stock_read, stock_wait = reader_type.read, reader_type._wait_for_data
+    data_received, feed_data = stock(protocol_type.data_received), stock(reader_type.feed_data)
+    stock_read, stock_wait = stock(reader_type.read), stock(reader_type._wait_for_data)
+
+
+cdef object stock(function):
+    """The function, or None if it is not that of asyncio's module."""
+    return function if getattr(function, "__globals__", None) is vars(sys.modules["asyncio.streams"]) else None
 
 
 cdef bint feeds(object protocol):
@@ -85,7 +91,7 @@ cdef bint feed(object protocol, const char *data, Py_ssize_t n) except -1:
         return True                         # nobody reads any more
     if type(reader) is FastReader:
         d = <dict>PyObject_GenericGetDict(reader, NULL)
-        if feed_data_name in d:
+        if feed_data_name in d or StreamReader.feed_data is not feed_data:
             return False
     elif type(reader) is StreamReader and is_method(reader.feed_data, feed_data):
         d = reader.__dict__
@@ -101,7 +107,7 @@ cdef bint feed(object protocol, const char *data, Py_ssize_t n) except -1:
     if waiter is not None:
         PyDict_SetItem(d, "_waiter", None)
         wake(waiter)
-    if size > 2 * <Py_ssize_t>get(d, "_limit") and get(d, "_paused") is False and get(d, "_transport") is not None:
+    if get(d, "_transport") is not None and get(d, "_paused") is False and size > 2 * get(d, "_limit"):
         try:
             reader._transport.pause_reading()
         except NotImplementedError:
@@ -133,7 +139,7 @@ def hasten_reader(protocol):
 def read(reader, n=-1):
     """Up to n bytes, as soon as there are some; b"" at the end; with n < 0 everything until the end."""
     if type(n) is not int or not 0 <= n <= LARGEST or StreamReader.read is not stock_read:
-        return StreamReader.read(reader, n)
+        return super(FastReader, reader).read(n)
     cdef ReaderOp op = ReaderOp.__new__(ReaderOp)
     op.reader, op.what = reader, n
     return op
@@ -142,7 +148,7 @@ def read(reader, n=-1):
 def wait_for_data(reader, func_name):
     """Wait until there is data or the end has come."""
     if StreamReader._wait_for_data is not stock_wait:
-        return StreamReader._wait_for_data(reader, func_name)
+        return super(FastReader, reader)._wait_for_data(func_name)
     cdef ReaderOp op = ReaderOp.__new__(ReaderOp)
     op.reader, op.what, op.waits_only = reader, func_name, True
     return op
@@ -223,6 +229,10 @@ cdef class ReaderOp(Operation):
         return 0
 
     @property
+    def cr_suspended(self):
+        return self.state == FLYING
+
+    @property
     def __qualname__(self):
         return "StreamReader._wait_for_data" if self.waits_only else "StreamReader.read"
 
@@ -232,6 +242,8 @@ cdef class ReaderOp(Operation):
     def __del__(self):
         if self.state == NEW and not self.waits_only:
             warnings.warn(f"coroutine {self.__qualname__!r} was never awaited", RuntimeWarning, source=self)
+        elif self.state == FLYING and get(self.d, "_waiter") is self.fut:
+            self.abandon()
 
 
 collections.abc.Coroutine.register(ReaderOp)

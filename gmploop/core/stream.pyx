@@ -28,7 +28,7 @@ from gmploop.core.batch cimport GL_PENDING
 from gmploop.core.g cimport G, gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_at, gl_ring_free
 from gmploop.core.handle cimport gl_world_mine
 from gmploop.core.reader cimport feed, feeds, hasten
-from gmploop.core.transport cimport AF_INET, AF_INET6, AF_UNIX, sockaddr, sockaddr_storage, socklen_t
+from gmploop.core.transport cimport address_of, AF_INET, AF_INET6, AF_UNIX, sockaddr, sockaddr_storage, socklen_t
 from gmploop.core.poller cimport Poller, uint32_t, EV_IN, EV_PRI, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, \
     EV_AGAIN, RBUF
 
@@ -64,6 +64,14 @@ cdef extern from *:
     static PyObject *gl_get(PyObject *descriptor, PyObject *of) {
         return Py_TYPE(descriptor)->tp_descr_get(descriptor, of, (PyObject *)Py_TYPE(of));
     }
+    /* getpeername() of a connection that was reset before anybody asked. */
+    static int gl_peername_of_lost(int fd, struct sockaddr_storage *a, socklen_t *size) {
+    #ifdef SO_PEERNAME
+        return getsockopt(fd, SOL_SOCKET, SO_PEERNAME, a, size);
+    #else
+        return -1;
+    #endif
+    }
     static void gl_nodelay(int fd) {
         int on = 1;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -85,6 +93,8 @@ cdef extern from *:
     int getpeername(int, sockaddr *, socklen_t *)
     object gl_get(object, object)
     void gl_nodelay(int)
+    int gl_peername_of_lost(int, sockaddr_storage *, socklen_t *) noexcept
+    int sizeof_in "sizeof(struct sockaddr_in)", sizeof_in6 "sizeof(struct sockaddr_in6)"
     int c_close "close"(int)
 
 from libc.string cimport memcpy, memset
@@ -163,8 +173,11 @@ cdef class SocketTransport(Transport):
         return 0
 
     cdef int clear_buffer(self) except -1:
-        if self.out is not None:
-            self.take_out()
+        data = self.out
+        if data is not None and self.take_out() == GL_PENDING and not self.wsize and self.poller is not None \
+                and not self.poller.forked():
+            # without a batch it had left
+            send(self.fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), MSG_NOSIGNAL | MSG_DONTWAIT)
         return self.clear_wbuf()
 
     cdef int use_protocol(self, protocol) except -1:
@@ -755,13 +768,29 @@ def accept_connections(G loop not None, Poller poller not None, sock, factory, s
         serve(loop, poller, conn, family, proto, &a, size, factory, server, context)
 
 
+cdef socklen_t find_peer(int conn, int family, sockaddr_storage *a) noexcept:
+    """The length of the peer's address, which is put at `a`; also if the peer is gone again, where the system tells."""
+    cdef socklen_t size = sizeof(a[0])
+    if getpeername(conn, <sockaddr *>a, &size) == 0:
+        return size
+    size = sizeof_in6 if family == AF_INET6 else sizeof_in
+    if family != AF_UNIX and gl_peername_of_lost(conn, a, &size) == 0:
+        return size
+    memset(a, 0, sizeof(a[0]))
+    return 0
+
+
+def peer_of_lost(int conn, sock):
+    """The peer's address of a connection from the listening socket that was reset before anybody asked; or None."""
+    cdef sockaddr_storage a
+    cdef socklen_t size = find_peer(conn, gl_get(socket_family, sock), &a) if accepts(sock) else 0
+    return address_of(&a, size) if size else None
+
+
 def serve_accepted(G loop not None, Poller poller not None, int conn, sock, factory, server, context):
     """The same for one connection that was accepted by other means from the listening socket. conn is taken over."""
     cdef sockaddr_storage a
-    cdef socklen_t size = sizeof(a)
-    if getpeername(conn, <sockaddr *>&a, &size) < 0:
-        memset(&a, 0, sizeof(a))                # it is gone again
-        size = 0
+    cdef socklen_t size = find_peer(conn, gl_get(socket_family, sock), &a)
     serve(loop, poller, conn, gl_get(socket_family, sock), gl_get(socket_proto, sock), &a, size, factory, server, context)
 
 

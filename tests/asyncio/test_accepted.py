@@ -5,6 +5,7 @@ import fcntl
 import gc
 import os
 import socket
+import struct
 import sys
 import threading
 import warnings
@@ -252,6 +253,40 @@ def test_a_server_closes_its_clients(run, tmp_path, how):
         server.close()
         await server.wait_closed()
         client.close()
+    run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others have forgotten the address, stock too")
+def test_a_client_that_has_reset_the_connection_has_its_address(run):
+    async def main():
+        loop = asyncio.get_running_loop()
+        made = loop.create_future()
+        server = await loop.create_server(lambda: Noted(made), "127.0.0.1", 0)
+        with socket.create_connection(server.sockets[0].getsockname()) as client:
+            address = client.getsockname()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        protocol = await made
+        assert protocol.transport.get_extra_info("peername") == address
+        await protocol.lost.wait()
+        server.close()
+        await server.wait_closed()
+    run(main())
+
+
+@pytest.mark.gmploop_only
+def test_a_listening_socket_that_its_owner_closes_serves_nobody(run):
+    async def main():
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = listener.getsockname()
+            server = await loop.create_server(asyncio.Protocol, sock=listener)
+            with socket.create_connection(address) as client:
+                client.setblocking(False)
+                await asyncio.sleep(0)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        with pytest.raises(ValueError):
+            server.close()
     run(main())
 
 

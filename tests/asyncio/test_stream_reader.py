@@ -147,6 +147,40 @@ def test_what_is_put_in_the_place_of_a_method_is_called(with_pair):
     assert with_pair(scenario) == ([b"one", b"two!"], b"ONE", b"TWO!")
 
 
+@pytest.mark.parametrize("limit", [float("inf"), 2 ** 64, 2 ** 63 - 1])
+def test_a_limit_may_be_as_large_as_one_likes(with_pair, limit):
+    async def scenario(reader, writer):
+        writer.write(b"abc")
+        assert await reader.read(10) == b"abc"
+        writer.write(b"def")
+        return await reader.read(10)
+    assert with_pair(scenario, limit=limit) == b"def"
+
+
+def test_a_feed_that_is_put_in_the_class_later_is_called(with_pair, monkeypatch):
+    async def scenario(reader, writer):
+        writer.write(b"one")
+        first = await reader.read(10)
+
+        def feed_data(self, data, feed=asyncio.StreamReader.feed_data):
+            feed(self, b"fed " + bytes(data))
+        monkeypatch.setattr(asyncio.StreamReader, "feed_data", feed_data)
+        writer.write(b"two")
+        return first, await reader.read(10)
+    assert with_pair(scenario) == (b"one", b"fed two")
+
+
+def test_a_read_that_is_dropped_while_it_waits_is_over(with_pair):
+    async def scenario(reader, writer):
+        call = reader.read(10)
+        call.send(None)
+        del call
+        gc.collect()
+        writer.write(b"data")
+        return await reader.read(10)
+    assert with_pair(scenario) == b"data"
+
+
 def test_what_is_put_in_the_place_of_the_class_s_method_is_called(with_pair, monkeypatch):
     async def scenario(reader, writer):
         async def read(self, n=-1, read=asyncio.StreamReader.read):

@@ -66,6 +66,28 @@ def test_what_a_callback_writes_leaves_when_the_turn_ends_and_in_order(patient, 
     run(main())
 
 
+@pytest.mark.parametrize("how", ["abort", "an error of the protocol"])
+def test_an_abort_drops_nothing_that_had_left_without_a_batch(patient, run, loop, errors, how):
+    class Fails(Recorder):
+        def data_received(self, data):
+            self.transport.write(b"400")
+            raise ZeroDivisionError
+
+    async def main():
+        near, far = tcp_pair()
+        transport, end = await loop.create_connection(Fails, sock=near)
+        if how == "abort":
+            transport.write(b"400")
+            transport.abort()
+        else:
+            await loop.sock_sendall(far, b"x")
+        assert await loop.sock_recv(far, 10) == b"400"
+        await turns(2)
+        far.close()
+    run(main())
+    errors.clear()
+
+
 @pytest.mark.parametrize("what", ["close", "write_eof", "a large write", "writelines", "a view", "more than is kept"])
 def test_whatever_else_is_done_sends_it_first(patient, run, loop, what):
     async def main():
@@ -133,18 +155,6 @@ def test_a_broken_connection_is_told_and_does_not_hurt_the_others(patient, run, 
             assert isinstance(await end.lost, ConnectionError)
             await far.received(1)
             await other_far.received(1)
-    run(main())
-
-
-def test_abort_drops_what_waits(patient, run, loop):
-    async def main():
-        near, far = tcp_pair()
-        transport, end = await loop.create_connection(Recorder, sock=near)
-        transport.write(b"dropped")
-        transport.abort()
-        await end.lost
-        assert received(far) in (b"", ConnectionResetError)
-        far.close()
     run(main())
 
 
