@@ -15,7 +15,7 @@ import threading
 
 from gmploop import config, signals
 from gmploop.core import rest, sched, waiter
-from gmploop.core.goroutine import Goroutine, Join
+from gmploop.core.goroutine import Goroutine, Join, RootJoin
 
 __all__ = ["DeadlockError"]
 
@@ -63,7 +63,7 @@ def _for_ours(on, within, depth=0):
     own world, which are looked at themselves."""
     if isinstance(on, asyncio.Task):
         return True
-    if isinstance(on, (waiter.Waiter, Goroutine)):
+    if isinstance(on, (waiter.Waiter, Goroutine, RootJoin)):
         return not on.done()
     if depth < 10 and isinstance(on, _Gathering):
         return all(child.done() or _for_ours(child, None, depth + 1) for child in on._children)
@@ -140,6 +140,8 @@ def find(main_loop):
     before = rest.progress()
     if before < 0 or signals.handled():
         return before == -2 or None
+    if main_loop is not None and _stuck(main_loop) is None:
+        return None
     worlds = _worlds()
     if worlds is None or not all(map(rest.sleeps, worlds)):
         return None
@@ -157,7 +159,7 @@ def find(main_loop):
         if tasks is None:
             return None
         stuck += [(loop, task) for task in tasks]
-    if not stuck or rest.progress() != before:
+    if not stuck or rest.progress() != before or main_loop is not None and rest.posted(main_loop):
         return True
     return _text(stuck, main_loop)
 

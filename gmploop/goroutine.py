@@ -5,6 +5,7 @@ program works in one goroutine; objects of asyncio (tasks, futures, locks, queue
 """
 
 import asyncio
+import contextlib
 import logging
 import sys
 import threading
@@ -187,7 +188,8 @@ def dump(file: Any = None) -> None:
             continue
         print(f"\n{handle or loop!r}", file=file)
         for task in asyncio.all_tasks(loop):
-            print(f"task {task.get_name()!r}, {deadlock.describe(task)}", file=file)
+            with contextlib.suppress(Exception):        # its world goes on meanwhile
+                print(f"task {task.get_name()!r}, {deadlock.describe(task)}", file=file)
     for wait in waits:
         if wait.loop is None:
             print(f"\n{wait.who!r} waits in {wait.operation} for {wait.object!r}", file=file)

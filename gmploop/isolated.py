@@ -80,7 +80,12 @@ class Isolated(Isolating):
         connection = Connection(self, conn, server, options)
         self.connections.add(connection)
         server._attach(connection) if _ATTACHES_TRANSPORT else server._attach()
-        connection.goroutine = goroutine.go(connection.run)
+        try:
+            connection.goroutine = goroutine.go(connection.run)
+        except BaseException:           # no thread to be had, or no memory
+            conn.close()
+            self.forget(connection)
+            raise
 
     def take_ended(self):
         while True:

@@ -196,6 +196,8 @@ def _run_main(runner: asyncio.Runner, main: Any) -> Any:
             raise
     finally:
         loop._watch_rest(None, 0)
+        if run is not None:
+            _deadlock().rest.want(None)
     if run is not None and run.error is not None:
         raise run.error from None
     return result

@@ -86,12 +86,29 @@ def distributes():
     return _base is not None
 
 
+_FATAL = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
+
+
+def _caught():
+    """The signals that have a handler, whoever made it, as a mask; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/status", "rb") as status:
+            return next((int(line.split()[1], 16) for line in status if line.startswith(b"SigCgt")), 0)
+    except OSError:
+        return 0
+
+
 def handled():
     """Whether a signal may run code of this program's: one has a handler that is not Python's, asyncio's for Ctrl-C, or
     of this module without a loop that wants it."""
+    caught = _caught()
     for sig in signal.valid_signals():
         handler = signal.getsignal(sig)
+        if handler in (signal.SIG_DFL, signal.SIG_IGN) and caught >> sig - 1 & 1 and sig not in _FATAL:
+            return True                             # a library's, in C
         if handler in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
+            continue
+        if handler is None and sig in _FATAL:       # faulthandler's, with which the process ends
             continue
         idle = handler is _deliver and not _loops.get(sig) or handler is _dump
         if not idle and not isinstance(getattr(getattr(handler, "func", None), "__self__", None), asyncio.Runner):
@@ -172,7 +189,7 @@ def _take(sig):
     before = signal.signal(sig, _deliver)
     if before is not _deliver:
         _before[sig] = before
-    signal.siginterrupt(sig, False)
+    # Not siginterrupt(sig, False), as asyncio has it: the main thread may wait for a lock, without a wakeup descriptor.
 
 
 def _unsubscribe(loop, sig):
@@ -181,6 +198,9 @@ def _unsubscribe(loop, sig):
         _loops[sig] = left
     elif _loops.pop(sig, ()) and signal.getsignal(sig) is _deliver:
         before = (_base or {}).get(sig) or _before.get(sig)
+        runner = getattr(getattr(before, "func", None), "__self__", None)
+        if isinstance(runner, asyncio.Runner) and before.keywords["main_task"].done():
+            before = None                           # its run is over
         signal.signal(sig, _default(sig) if before in (None, _deliver) else before)
         _before.pop(sig, None)
 

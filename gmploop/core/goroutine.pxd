@@ -11,6 +11,7 @@ cdef class Goroutine:
     cdef G world                    # None once it is over
     cdef object waiters             # None, a world whose root coroutine waits, or a list of what tell() takes
     cdef object value               # result, or exception
+    cdef object trace               # its traceback at the end
     cdef object name_               # of the root task; None until somebody asks, if go() was given none
     cdef object maker               # the loop that ran go(), for its exception handler
     cdef object __weakref__
@@ -22,7 +23,17 @@ cdef class Goroutine:
     cdef object given_name(self)
     cdef int finish(self, int status, object value) except -1
     cdef bint wait(self, object entry) except -1
+    cdef bint forget(self, object entry) except -1
     cdef bint join_root(self, G w) except -1
     cdef object join(self)
     cdef object outcome(self)
     cdef int tell(self, object entry) except -1
+
+cdef class Request:
+    cdef int asked, told            # cancels; those that have reached the root
+    cdef bint ask(self, Goroutine on, msg) except -1
+    cdef bint late(self, Goroutine on)
+
+cdef class RootJoin:
+    cdef Goroutine on
+    cdef Request request

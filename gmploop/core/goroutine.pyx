@@ -64,6 +64,7 @@ cdef class Goroutine:
             gl_unlock(&self.lock)
             return 0
         self.value = value
+        self.trace = value.__traceback__ if status == FAILED else None
         store_status(&self.status, status)
         waiters, self.waiters = self.waiters, None
         world, self.world = self.world, None
@@ -86,13 +87,14 @@ cdef class Goroutine:
                 join.wake()
         else:
             loop, callback, context = entry
-            if loop is None:
-                callback(self)
-                return 0
             try:
-                loop.call_soon_threadsafe(callback, self, context=context)
-            except RuntimeError:
-                pass                        # that loop is closed: nobody waits there any more
+                if loop is None:
+                    callback(self)
+                else:
+                    loop.call_soon_threadsafe(callback, self, context=context)
+            except BaseException as exc:        # a closed loop: nobody waits there any more. The others are told all the same
+                if loop is None or not isinstance(exc, RuntimeError):
+                    asyncio.log.logger.error("exception calling callback %r", callback, exc_info=exc)
         return 0
 
     cdef bint wait(self, object entry) except -1:
@@ -110,6 +112,20 @@ cdef class Goroutine:
                 self.waiters = made
         gl_unlock(&self.lock)
         return waits
+
+    cdef bint forget(self, object entry) except -1:
+        """Whether `entry` still waited; it does no longer."""
+        cdef Py_ssize_t i, at = -1
+        gl_lock(&self.lock)
+        if type(self.waiters) is list:
+            for i in range(len(<list>self.waiters)):
+                if (<list>self.waiters)[i] is entry:
+                    at = i
+                    break
+            if at >= 0:
+                del (<list>self.waiters)[at]            # `entry` keeps it alive: nothing is freed under the lock
+        gl_unlock(&self.lock)
+        return at >= 0
 
     cdef bint join_root(self, G w) except -1:
         """The same for the root coroutine of a world, which mostly is the only one."""
@@ -132,10 +148,10 @@ cdef class Goroutine:
 
     cdef object outcome(self):
         if self.status == CANCELLED:
-            raise CancelledError
+            raise CancelledError(*self.value.args) if self.value is not None else CancelledError()
         if self.status == FAILED:
             store_flag(&self.retrieved, True)
-            raise self.value
+            raise self.value.with_traceback(self.trace)     # as each time: it does not grow
         return self.value
 
     def result(self, timeout=None):
@@ -148,7 +164,8 @@ cdef class Goroutine:
             if get_running_loop() is not None:
                 raise RuntimeError("result() would block the running loop: await the goroutine")
             over = threading.Event()
-            if self.wait((None, lambda _: over.set(), None)) and not over.wait(timeout):
+            entry = None, lambda _: over.set(), None
+            if self.wait(entry) and not over.wait(timeout) and self.forget(entry):
                 raise TimeoutError(f"{self!r} is not over after {timeout} s")
         return self.outcome()
 
@@ -165,7 +182,7 @@ cdef class Goroutine:
     def cancel(self, msg=None):
         """Ask the root task to end with CancelledError; False if it is over. From any thread."""
         world = self.get_loop()
-        return world is not None and world._cancel_from_anywhere(msg)
+        return world is not None and world._cancel_from_anywhere(msg, None)
 
     def cancelled(self):
         """Whether it ended with CancelledError."""
@@ -237,10 +254,46 @@ def report_unseen(Goroutine handle, exc):
 
 
 @cython.final
+cdef class Request:
+    """What a waiter's cancel() has asked of a goroutine. One that had ended before it was told has not refused: then the
+    waiter itself is cancelled."""
+
+    cdef bint ask(self, Goroutine on, msg) except -1:
+        world = on.get_loop()
+        if world is None:
+            return False
+        self.asked += 1
+        return world._cancel_from_anywhere(msg, self)
+
+    cdef bint late(self, Goroutine on):
+        return self.told < self.asked and on.status != CANCELLED
+
+
+@cython.final
+cdef class RootJoin:
+    """What the task waits on that was made of a root coroutine while that awaited a goroutine: the world is told of the
+    end, not this."""
+
+    def cancel(self, msg=None):
+        return not self.done() and self.request.ask(self.on, msg)
+
+    def done(self):
+        return load_status(&self.on.status) != PENDING
+
+    @property
+    def goroutine(self):
+        return self.on
+
+    def __repr__(self):
+        return f"<join of {self.on!r}>"
+
+
+@cython.final
 @cython.no_gc_clear
 cdef class Join(Waiter):
     """What a task waits on that awaits a goroutine."""
     cdef Goroutine on
+    cdef Request request
 
     cdef object start(self):
         if load_status(&self.on.status) == PENDING:
@@ -255,11 +308,18 @@ cdef class Join(Waiter):
         return self.on.outcome()
 
     cdef object granted(self):
+        if self.request is not None and self.request.late(self.on):
+            raise self.cancelled_error()
         return self.on.outcome()
 
     def cancel(self, msg=None):
         """Cancel the goroutine. It may refuse: so this waits on, until that is over."""
-        return not self.done() and self.on.cancel(msg)
+        if self.done():
+            return False
+        if self.request is None:
+            self.request = Request()
+        self.message = msg
+        return self.request.ask(self.on, msg)
 
     cdef bint decide_here(self, int outcome) except -1:
         return gl_wait_decide(&self.state, outcome, 0) != 0

@@ -23,13 +23,13 @@ from gmploop.core.g cimport (
     G_RUNNABLE, G_NOTIFIED, gl_g_clear_notified)
 from gmploop.core.future cimport make_future
 from gmploop.core.handle cimport flag, gl_lock, gl_unlock, gl_monotonic
-from gmploop.core.goroutine cimport Goroutine, PENDING, DONE, FAILED, CANCELLED
+from gmploop.core.goroutine cimport Goroutine, Request, RootJoin, PENDING, DONE, FAILED, CANCELLED
 from gmploop.core.netpoll cimport SharedPoller, shared_poller
 from gmploop.core.poller cimport Watch, Poller, uint32_t, EV_LEVEL
 from gmploop.core.sched cimport (
     sched, current_m, gl_m, gl_p, gl_ready, gl_timer_set, gl_timer_forget, gl_all_add, gl_all_remove)
 from gmploop.core.task cimport Task, make_task, new_task as make_unqueued, has_table, leave, run_task
-from gmploop.core.waiter cimport Waiter
+from gmploop.core.waiter cimport Waiter, PARKED
 from gmploop.core import m as m_module
 
 cdef extern from "Python.h":
@@ -187,7 +187,12 @@ cdef class MovingCore(LoopCore):
         cdef PyObject *result = NULL
         cdef PyObject *raised = NULL
         cdef int status
+        cdef RootJoin joined
         if self.root is not None:
+            if self.root.fut_waiter != NULL and type(<object>self.root.fut_waiter) is RootJoin:
+                joined = <RootJoin>self.root.fut_waiter
+                if joined.request.late(joined.on):
+                    self.root.must_cancel = True
             Py_INCREF(self.root)
             return run_task(self, <PyObject *>self.root)
         coro, context = self.coro, self.context
@@ -207,6 +212,11 @@ cdef class MovingCore(LoopCore):
             if self.root is not None:
                 return self.root.stepped(status, self.for_task(result), raised)
             return self.root_stepped(status, result, raised)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:            # of what it has yielded: as with a task
+            self.call_exception_handler({"message": f"Exception in a step of {self.handle!r}", "exception": exc})
+            return 0
         finally:
             PyContext_Exit(context)
 
@@ -216,7 +226,13 @@ cdef class MovingCore(LoopCore):
             return result
         joiner = (<Goroutine>result).join()
         Py_DECREF(<object>result)
-        next(joiner, None)
+        try:
+            next(joiner, None)
+        except BaseException:
+            pass                        # over meanwhile: the next step asks the handle
+        if (<Waiter>joiner).stage != PARKED:
+            Py_INCREF(None)
+            return <PyObject *>None
         Py_INCREF(joiner)
         return <PyObject *>joiner
 
@@ -259,10 +275,15 @@ cdef class MovingCore(LoopCore):
         if self.coro is None or self.phase == NEW:
             return 0
         t = make_unqueued(self, self.coro, self.context, self.handle.name())
-        if self.waits_for is not None:
-            Py_INCREF(self.waits_for)
-            t.fut_waiter = <PyObject *>self.waits_for
-            self.waits_for = None
+        cdef RootJoin joined
+        waits_for, self.waits_for = self.waits_for, None
+        if type(waits_for) is Goroutine:
+            joined = RootJoin.__new__(RootJoin)
+            joined.on, joined.request = <Goroutine>waits_for, Request()
+            waits_for = joined
+        if waits_for is not None:
+            Py_INCREF(waits_for)
+            t.fut_waiter = <PyObject *>waits_for
         t.enlist()
         return self.adopt(t)
 
@@ -306,6 +327,8 @@ cdef class MovingCore(LoopCore):
         cdef Task root = self.root
         cdef int status = self.status
         value = self.value
+        if handle is None:              # it has failed half way before
+            return 0
         self.root = self.value = None
         gl_lock(&self.w.lock)               # with the property `goroutine`; `handle` keeps it alive
         self.handle = None
@@ -321,13 +344,13 @@ cdef class MovingCore(LoopCore):
             return 0
         if root is not None:
             if root.cancelled():
-                status = CANCELLED
+                status, value = CANCELLED, root._make_cancelled_error()
             else:
                 value = root.exception()
                 status = DONE if value is None else FAILED
                 if value is None:
                     value = root.result()
-        return handle.finish(status, None if status == CANCELLED else value)
+        return handle.finish(status, value)
 
     cdef int set_timers(self, void *pp) except -1:
         if gl_timer_set(sched(), <gl_p *>pp, &self.s, self.w.timers.a[0].when) < 0:
@@ -379,22 +402,24 @@ cdef class MovingCore(LoopCore):
             kwargs["context"] = context
         return base_create_task(self, coro, **kwargs)
 
-    def _cancel_from_anywhere(self, msg):
+    def _cancel_from_anywhere(self, msg, by):
         try:
             if load_byte(&self.phase) == NEW:
                 store_int(&self.told_to_cancel, 1)
-            self.call_soon_threadsafe(self._cancel_root, msg)
+            self.call_soon_threadsafe(self._cancel_root, msg, by)
         except RuntimeError:
             return False
         return True
 
-    def _cancel_root(self, msg):
+    def _cancel_root(self, msg, Request by):
         if self.told_to_cancel == 2:            # begin() has done it
             self.told_to_cancel = 0
+            if by is not None:
+                by.told += 1
             return
         self.show_root()
-        if self.root is not None:
-            self.root.cancel(msg)
+        if self.root is not None and self.root.cancel(msg) and by is not None:
+            by.told += 1
 
     @property
     def goroutine(self):

@@ -7,9 +7,14 @@ is not death: who could still wake a goroutine from outside, gmploop/deadlock.py
 import sys
 from gmploop.core.g cimport gl_g, gl_load_acquire, G_IDLE
 from gmploop.core.moving cimport MovingCore
+from cpython.object cimport PyObject
+from gmploop.core.handle cimport gl_spinlock, gl_lock, gl_unlock
 from gmploop.core.poller cimport Watch
 from gmploop.core.runtime cimport LoopCore
 from gmploop.core.sched cimport *
+
+cdef extern from "atomics.h" nogil:
+    PyObject *load_inbox "gl_load_acquire"(PyObject **)
 
 cdef extern from *:
     """
@@ -36,13 +41,17 @@ cdef extern from *:
     long long gl_progress(gl_sched *) nogil
 
 cdef object tell = None
+cdef gl_spinlock tell_lock
 
 
 cdef void on_rest() noexcept nogil:
     with gil:
         try:
-            if tell is not None:
-                tell()
+            gl_lock(&tell_lock)
+            told = tell
+            gl_unlock(&tell_lock)
+            if told is not None:
+                told()
         except BaseException:
             sys.excepthook(*sys.exc_info())
 
@@ -54,7 +63,9 @@ def want(callback):
     """Have callback() called once, by an M, when all have come to rest; None: no longer. The caller then looks itself:
     nobody tells of a rest that was there before."""
     global tell
-    tell = callback
+    gl_lock(&tell_lock)
+    before, tell = tell, callback           # nothing is freed under the lock
+    gl_unlock(&tell_lock)
     gl_set_wanted(sched(), callback is not None)
 
 
@@ -64,6 +75,11 @@ def progress():
     with nogil:
         n = gl_progress(sched())
     return n
+
+
+def posted(LoopCore loop not None):
+    """Whether something was posted to the loop that no turn has seen. Asked after the threads: who has posted may be gone."""
+    return load_inbox(&loop.inbox) != NULL or loop.taken != NULL
 
 
 def threads():
