@@ -153,30 +153,3 @@ def test_the_message_of_a_cancel_reaches_the_awaiter():
             await handle
         return caught.value.args
     assert gmploop.run(main()) == ("why",)
-
-
-def test_an_awaitable_that_fails_beside_the_protocol_goes_to_the_exception_handler():
-    class Odd:
-        _asyncio_future_blocking = True
-
-        def get_loop(self):
-            raise ZeroDivisionError
-
-        def __await__(self):
-            yield self
-
-    async def main():
-        errors = asyncio.Queue()
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: put(context["exception"]))
-        loop = asyncio.get_running_loop()
-
-        def put(exc):
-            loop.call_soon_threadsafe(errors.put_nowait, exc)
-
-        async def odd():
-            await Odd()
-        handle = go(odd)
-        error = await errors.get()
-        handle.cancel()
-        return type(error)
-    assert gmploop.run(main()) is ZeroDivisionError
