@@ -141,7 +141,7 @@ def test_the_latency_counts_one_wait_in_eight_and_knows_long_ones(run):
         await go(wait_behind)
         return runs, few, counted(4e6) - long
     runs, few, long = run(main(), procs=1)
-    assert 0.8 * 800 / 8 <= few <= runs / 8 + 20            # each thread counts to eight by itself
+    assert 0.5 * 800 / 8 <= few <= runs / 8 + 20            # each thread counts to eight by itself
     assert long >= 1
     stats = gmploop.stats()
     assert 0 < stats["latency_p50_ns"] <= stats["latency_p99_ns"]
