@@ -9,6 +9,7 @@ import zipfile
 
 import gmploop
 import pytest
+from gmploop import config
 
 PYTHON = [sys.executable]
 GMPLOOP = [sys.executable, "-m", "gmploop"]
@@ -287,7 +288,7 @@ asyncio.run(main())
     (["--pollr", "epoll", "x.py"], "unknown option '--pollr'"),
     (["--poller", "kpoll", "x.py"], "GMPLOOP_POLLER takes 'auto' or 'io_uring' or 'epoll' or 'kqueue', not 'kpoll'"),
     (["--poller=kpoll", "-m", "x"], "GMPLOOP_POLLER takes 'auto' or 'io_uring' or 'epoll' or 'kqueue', not 'kpoll'"),
-    (["--debug", "nosuch=1", "x.py"], "GMPLOOP_DEBUG takes the keys 'asyncio' or 'preempt' or 'stall_ms' or 'schedtrace' or 'scheddetail', not 'nosuch'"),
+    (["--debug", "nosuch=1", "x.py"], f"GMPLOOP_DEBUG takes the keys {' or '.join(map(repr, config.DEBUG_KEYS))}, not 'nosuch'"),
     (["--debug", "asyncio=2", "-"], "GMPLOOP_DEBUG: asyncio takes '0' or '1', not '2'"),
 ])
 def test_a_bad_command_line(tmp_path, arguments, says):
