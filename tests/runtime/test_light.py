@@ -3,8 +3,8 @@
 import asyncio
 import gc
 import io
-import threading
 import sys
+import threading
 import types
 import weakref
 
