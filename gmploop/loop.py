@@ -132,11 +132,11 @@ class _AcceptingLoop:
             self._given = self._given or weakref.WeakSet()
             self._given.add(sock)
 
-    def _start_serving(self, protocol_factory, sock, sslcontext=None, server=None, *more):
-        options = sslcontext, server, *more
+    def _start_serving(self, protocol_factory, sock, sslcontext=None, server=None, *more, **named):
+        options = sslcontext, server, *more, *named.values()        # since Python 3.15 there is a context, the last
         if not self.poller.accepts or sock in self._given or isinstance(protocol_factory, sharing.Isolating):
             return super()._start_serving(protocol_factory, sock, *options)
-        context = more[3] if len(more) > 3 else None        # since Python 3.15
+        context = options[5] if len(options) > 5 else None
         quick = (sslcontext is None and type(self)._serve_connection is Loop._serve_connection and stream.accepts(sock))
 
         def serve(fd):
@@ -421,11 +421,11 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, _AcceptingLoop, runtime.Loop
             if resume_reading:
                 transp.resume_reading()
 
-    def _start_serving(self, protocol_factory, sock, sslcontext=None, server=None, *options):
+    def _start_serving(self, protocol_factory, sock, sslcontext=None, server=None, *options, **named):
         # asyncio's weak set finds abandoned transports, which the poller holds here. Ten times as dear as a set.
         if isinstance(getattr(server, "_clients", None), weakref.WeakSet):
             server._clients = set(server._clients)
-        super()._start_serving(protocol_factory, sock, sslcontext, server, *options)
+        super()._start_serving(protocol_factory, sock, sslcontext, server, *options, **named)
 
     def _accept_connection(self, protocol_factory, sock, sslcontext=None, server=None, backlog=100,
                            ssl_handshake_timeout=constants.SSL_HANDSHAKE_TIMEOUT,
