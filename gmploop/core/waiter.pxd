@@ -86,6 +86,7 @@ cdef class Waiter:
     cdef flag own                   # the loop is a G
     cdef flag blocking              # _asyncio_future_blocking
     cdef flag delivered             # the callback was called
+    cdef flag sent                  # a Grant stands in a queue, or has stood
     cdef gl_wnode node
     cdef Shared at                  # what it waits at (a select: nothing)
     cdef object loop

@@ -429,7 +429,7 @@ cdef class Waiter:
 
     cdef int forget_callback(self) except -1:
         """When it was called and no queue holds the waiter, where entries() might find it."""
-        if self.stage == ENDED and (self.delivered or self.context is None):
+        if self.stage == ENDED and (self.delivered or self.context is None and not self.sent):
             self.callback = self.context = None
         return 0
 
@@ -562,6 +562,7 @@ cdef class Waiter:
         cdef G g = <G>self.loop if self.own else None
         cdef Grant grant = Grant.__new__(Grant)
         grant.w = self
+        self.sent = True
         if mine:
             g.enqueue(grant, (), context)
             return 1
