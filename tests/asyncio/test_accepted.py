@@ -155,10 +155,8 @@ def test_asking_while_the_connection_ends_closes_no_other_descriptor(run, tmp_pa
     run(main())
 
 
-def test_who_closes_the_socket_object_does_not_close_the_connection(run, loop_kind, tmp_path):
-    if loop_kind == "asyncio":
-        pytest.skip("stock breaks")
-
+@pytest.mark.gmploop_only        # stock breaks
+def test_who_closes_the_socket_object_does_not_close_the_connection(run, tmp_path):
     async def main():
         server, protocol, client = await connect("127.0.0.1", tmp_path)
         protocol.transport.get_extra_info("socket")._sock.close()
@@ -188,10 +186,8 @@ def test_a_factory_that_fails_closes_the_connection_and_the_next_is_served(run):
     run(main())
 
 
-def test_what_is_no_protocol_closes_the_connection(run, loop_kind):
-    if loop_kind == "asyncio":
-        pytest.skip("stock leaves it open")
-
+@pytest.mark.gmploop_only        # stock leaves it open
+def test_what_is_no_protocol_closes_the_connection(run):
     async def main():
         loop = asyncio.get_running_loop()
         server = await loop.create_server(object, "127.0.0.1", 0)
@@ -204,10 +200,8 @@ def test_what_is_no_protocol_closes_the_connection(run, loop_kind):
     run(main())
 
 
-def test_a_factory_may_close_the_server_with_connections_waiting(run, loop_kind):
-    if loop_kind == "asyncio":
-        pytest.skip("stock's Server falls over its own transports")
-
+@pytest.mark.gmploop_only        # stock's Server falls over its own transports
+def test_a_factory_may_close_the_server_with_connections_waiting(run):
     async def main():
         loop = asyncio.get_running_loop()
 
