@@ -128,13 +128,14 @@ class _AcceptingLoop:
         return await super().create_unix_server(protocol_factory, path, sock=sock, **options)
 
     def _note_given(self, sock):
-        if sock is not None and self.poller.accepts:
+        if self.poller.accepts and isinstance(sock, socket.socket):
             self._given = self._given or weakref.WeakSet()
             self._given.add(sock)
 
     def _start_serving(self, protocol_factory, sock, sslcontext=None, server=None, *more, **named):
         options = sslcontext, server, *more, *named.values()        # since Python 3.15 there is a context, the last
-        if not self.poller.accepts or sock in self._given or isinstance(protocol_factory, sharing.Isolating):
+        if (not self.poller.accepts or not isinstance(sock, socket.socket) or sock in self._given
+                or isinstance(protocol_factory, sharing.Isolating)):
             return super()._start_serving(protocol_factory, sock, *options)
         context = options[5] if len(options) > 5 else None
         quick = (sslcontext is None and type(self)._serve_connection is Loop._serve_connection and stream.accepts(sock))
