@@ -6,6 +6,7 @@ Each difference from the class that is inherited from is named where it is made.
 
 import contextvars
 import functools
+import ssl
 from asyncio import log, sslproto, streams, transports, unix_events
 
 from gmploop.core import reader, tls
@@ -22,7 +23,8 @@ class StreamReader(streams.StreamReader):
 
 
 reader.configure(streams.StreamReaderProtocol, streams.StreamReader, StreamReader)
-tls.configure(sslproto.SSLProtocolState, sslproto.SSLAgainErrors, sslproto.ssl.SSLObject, log.logger)
+tls.configure(sslproto.SSLProtocolState, sslproto.SSLAgainErrors, ssl.SSLObject, ssl.MemoryBIO,
+              getattr(getattr(ssl, "_ssl", None), "_SSLSocket", None), log.logger)
 
 
 class SocketTransport(transports._FlowControlMixin):
@@ -103,7 +105,7 @@ class SSLProtocol(tls.SSLCore, sslproto.SSLProtocol):
         super().__init__(loop, *args, **kwargs)
         del self.max_size
         if loop._tls_buffer is None:
-            loop._tls_buffer = memoryview(bytearray(loop._tls_buffer_size or self.max_size))
+            loop._tls_buffer = tls.Buffer(loop._tls_buffer_size or self.max_size)
         self._share_buffer(loop._tls_buffer)
 
     def _set_app_protocol(self, app_protocol):

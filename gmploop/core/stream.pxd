@@ -11,6 +11,7 @@ cdef class SocketTransport(Transport):
     cdef gl_ring wbuf               # exact bytes objects, each a reference
     cdef Py_ssize_t woff            # bytes of the first chunk that are sent
     cdef bint eof_sent, eof_got, buffered
+    cdef bint core                  # the protocol is a BufferedCore
     cdef bint feeds_reader          # the protocol is asyncio's, which feeds a StreamReader
     cdef bint drained               # the last read emptied the socket and no event has come since
     cdef bint batching              # small data waits in `out` for the end of the turn
@@ -30,7 +31,9 @@ cdef class SocketTransport(Transport):
     cdef int on_eof(self) except -1
     cdef int after_read(self, Py_ssize_t n, Py_ssize_t asked) except -1
     cdef int read_failed(self) except -1
+    cdef int read_core(self) except -1
     cdef int may_write(self, str what) except -1
+    cdef int write_now(self, object data, Py_ssize_t size) except -1
     cdef Py_ssize_t send_now(self, object data) except -2
     cdef int keep(self, object data, Py_ssize_t offset) except -1
     cdef int arm_write(self) except -1

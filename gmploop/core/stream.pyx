@@ -28,7 +28,7 @@ from gmploop.core.batch cimport GL_PENDING
 from gmploop.core.g cimport G, gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_at, gl_ring_free
 from gmploop.core.handle cimport gl_world_mine
 from gmploop.core.reader cimport feed, feeds, hasten
-from gmploop.core.transport cimport address_of, AF_INET, AF_INET6, AF_UNIX, sockaddr, sockaddr_storage, socklen_t
+from gmploop.core.transport cimport BufferedCore, address_of, AF_INET, AF_INET6, AF_UNIX, sockaddr, sockaddr_storage, socklen_t
 from gmploop.core.poller cimport Poller, uint32_t, EV_IN, EV_PRI, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_START, \
     EV_AGAIN, RBUF
 
@@ -182,6 +182,7 @@ cdef class SocketTransport(Transport):
 
     cdef int use_protocol(self, protocol) except -1:
         self.buffered = isinstance(protocol, BufferedProtocol)
+        self.core = isinstance(protocol, BufferedCore)
         self.feeds_reader = feeds(protocol)
         if self.feeds_reader:
             hasten(protocol)
@@ -215,6 +216,8 @@ cdef class SocketTransport(Transport):
                         self.displaced()
                     elif self.by_completion and self.unread is None:
                         self.receive_failed()
+                    elif self.core and self.unread is None and not self.poller.receives:
+                        self.read_core()
                     elif self.buffered:
                         self.read_buffered()
                     else:
@@ -372,6 +375,26 @@ cdef class SocketTransport(Transport):
             return 0
         return 0 if self.drained else self.after_read(n, asked)
 
+    cdef int read_core(self) except -1:
+        """As read_buffered(), where no Python code is between."""
+        cdef BufferedCore protocol = <BufferedCore>self.protocol
+        cdef Py_ssize_t asked = 0, n
+        cdef char *buf = protocol.get_memory(&asked)
+        n = recv(self.fd, buf, asked, MSG_DONTWAIT)
+        if n < 0:
+            return self.read_failed()
+        if n == 0:
+            return self.on_eof()
+        self.drained = n < asked and not self.more
+        try:
+            protocol.updated(n)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal(exc, "Fatal error: protocol.buffer_updated() call failed.")
+            return 0
+        return 0 if self.drained else self.after_read(n, asked)
+
     cdef object take_unread(self, Py_ssize_t most):
         data, self.unread = self.unread[:most], self.unread[most:] or None
         return data
@@ -461,23 +484,25 @@ cdef class SocketTransport(Transport):
 
     def write(self, data):
         """Send data now as far as the kernel takes it, buffer the rest."""
-        cdef Py_ssize_t n, size
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(f"data argument must be a bytes-like object, not {type(data).__name__!r}")
+        self.write_now(data, len(data) if not isinstance(data, memoryview) else (<object>data).nbytes)
+
+    cdef int write_now(self, object data, Py_ssize_t size) except -1:
+        cdef Py_ssize_t n
         self.may_write("write")
-        size = len(data) if not isinstance(data, memoryview) else (<object>data).nbytes
         if size == 0 or self.lost():
-            return
+            return 0
         if self.batching and self.put_out(data, size):
-            return
+            return 0
         n = 0
         if self.wsize == 0:
             n = self.send_now(data)
             if n == size or n < 0:
-                return
+                return 0
         self.keep(data, n)
         self.arm_write()
-        self.maybe_pause()
+        return self.maybe_pause()
 
     cdef bint put_out(self, object data, Py_ssize_t size) except -1:
         """Whether the data will be sent, or is dropped, without write(): what waits goes first if it is not to wait."""

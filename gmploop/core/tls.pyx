@@ -5,6 +5,10 @@
 very ones that asyncio's methods use, by the same names, and the methods here take the place of asyncio's: what they do
 is the same, in the same order, with these differences.
 
+Calls. What an ssl.SSLObject does with read(), write() and pending() is to call the same methods of the C object inside
+it, so that object is called here, by its type's methods, which are looked up once: that saves a Python frame and two
+look-ups a call. Where there is no such object, or the SSLObject is of a subclass, its own methods are called.
+
 Reading. What the socket gives lands in the loop's buffer and goes to the memory BIO at once. Whatever is decrypted
 lands in the same buffer, until it becomes a bytes object: nothing of ours is in it while somebody else's code runs.
 A record that is not whole is not asked for, because the answer is an exception, which costs more than a record: the
@@ -15,17 +19,34 @@ as one is, `pending > tail`. Where the headers are not those of TLS, nothing is 
 Writing. A piece goes to OpenSSL as it is, record by record, through a view instead of ever shorter copies. What has to
 wait is joined later, and so is what writelines() was given, up to a limit.
 """
-from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_CheckExact, PyBytes_AS_STRING
-from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, Py_buffer, PyBUF_WRITABLE
-from cpython.memoryview cimport PyMemoryView_FromMemory
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_CheckExact, PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.buffer cimport (
+    PyObject_GetBuffer, PyBuffer_Release, PyBuffer_FillInfo, Py_buffer, PyBUF_WRITABLE, PyBUF_C_CONTIGUOUS)
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from gmploop.core.reader cimport feed, feeds
 from gmploop.core.g cimport G
 from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
+from gmploop.core.stream cimport SocketTransport
+from gmploop.core.transport cimport BufferedCore
+
+cdef extern from *:
+    """
+    static PyObject *gl_get(PyObject *descriptor, PyObject *of) {
+        return Py_TYPE(descriptor)->tp_descr_get(descriptor, of, (PyObject *)Py_TYPE(of));
+    }
+    static PyObject *gl_call(PyObject *method, PyObject *self, PyObject *x, PyObject *y) {
+        PyObject *args[3] = { self, x, y };
+        return PyObject_Vectorcall(method, args, x == NULL ? 1 : y == NULL ? 2 : 3, NULL);
+    }
+    """
+    object gl_get(object, object)
+    object call0 "gl_call"(PyObject *, object, PyObject *, PyObject *)
+    object call1 "gl_call"(PyObject *, object, object, PyObject *)
+    object call2 "gl_call"(PyObject *, object, object, object)
 
 cdef extern from "Python.h":
-    enum: PyBUF_READ, PyBUF_WRITE
     PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *, Py_ssize_t) except NULL
     int resize_bytes "_PyBytes_Resize"(PyObject **, Py_ssize_t) except -1
 
@@ -34,22 +55,68 @@ cdef enum:
     HEADER = 5              # bytes of a record's header: type, version (2), length (2)
     MOST = RECORD + 2048    # bytes of a record at most, encrypted (RFC 5246, 6.2.3)
     JOIN = 256 * 1024       # writelines() joins pieces up to here, stock's size of a read
-    SMALL = 4096            # up to here a copy is cheaper than a view (measured)
     LOG_LOST_WRITES = 5     # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 
 # Injected by gmploop.transports.
 cdef object DO_HANDSHAKE = None, WRAPPED = None, FLUSHING = None, SHUTDOWN = None
 cdef tuple again = ()
 cdef object SSLObject = None, logger = None
+cdef object raw_type = None, MemoryBIO = None       # of the C object in an SSLObject, and of its BIOs
+cdef object raw_read = None, raw_write = None, raw_pending = None, bio_read = None, bio_write = None, bio_pending = None
+cdef object stock_read = None, stock_write = None
 
 
-def configure(states, want_errors, ssl_object, log):
-    """Set what is needed of asyncio and ssl: SSLProtocolState, the exceptions that mean "try again", SSLObject, the
-    logger."""
-    global DO_HANDSHAKE, WRAPPED, FLUSHING, SHUTDOWN, again, SSLObject, logger
+def configure(states, want_errors, ssl_object, memory_bio, c_type, log):
+    """Set what is needed of asyncio and ssl: SSLProtocolState, the exceptions that mean "try again", SSLObject,
+    MemoryBIO, the type of the C object in an SSLObject (None: unknown), the logger."""
+    global DO_HANDSHAKE, WRAPPED, FLUSHING, SHUTDOWN, again, SSLObject, logger, raw_type, MemoryBIO
+    global raw_read, raw_write, raw_pending, bio_read, bio_write, bio_pending, stock_read, stock_write
     DO_HANDSHAKE, WRAPPED, FLUSHING, SHUTDOWN = (states.DO_HANDSHAKE, states.WRAPPED, states.FLUSHING,
                                                  states.SHUTDOWN)
     again, SSLObject, logger = want_errors, ssl_object, log
+    stock_read, stock_write = ssl_object.read, ssl_object.write
+    MemoryBIO, bio_read, bio_write = memory_bio, memory_bio.read, memory_bio.write
+    bio_pending = memory_bio.pending
+    if c_type is not None:
+        raw_type, raw_read, raw_write, raw_pending = c_type, c_type.read, c_type.write, c_type.pending
+
+
+cdef object raw_of(sslobj):
+    """The C object in an SSLObject, if that does no more than call it; else None."""
+    if type(sslobj) is SSLObject and SSLObject.read is stock_read and SSLObject.write is stock_write:
+        raw = getattr(sslobj, "_sslobj", None)
+        if raw is not None and type(raw) is raw_type:
+            return raw
+    return None
+
+
+cdef Py_ssize_t pending_in(bio) except -1:
+    return gl_get(bio_pending, bio) if type(bio) is MemoryBIO else bio.pending
+
+
+@cython.final
+cdef class Buffer:
+    """What the TLS connections of a loop read into. As an object with the buffer protocol it is a window, which shows
+    what it is told to for the length of one call. By the thread that runs the loop."""
+    cdef readonly object view       # a memoryview of the bytearray below
+    cdef char *mem
+    cdef Py_ssize_t size
+    cdef void *at                   # what the window shows
+    cdef Py_ssize_t n
+
+    def __init__(self, Py_ssize_t size):
+        cdef Py_buffer buffer
+        self.view = memoryview(bytearray(size))
+        PyObject_GetBuffer(self.view, &buffer, PyBUF_WRITABLE)
+        self.mem, self.size = <char *>buffer.buf, buffer.len
+        PyBuffer_Release(&buffer)       # the view keeps the bytearray as it is
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.at, self.n, False, flags)
+
+    cdef object show(self, void *at, Py_ssize_t n):
+        self.at, self.n = at, n
+        return self
 
 
 cdef inline object as_bytes(object data):
@@ -59,10 +126,10 @@ cdef inline object as_bytes(object data):
     return data
 
 
-cdef class SSLCore:
+cdef class SSLCore(BufferedCore):
     """See the module's head."""
 
-    cdef public object _loop, _app_protocol, _app_transport, _transport, _sslobj, _incoming, _outgoing
+    cdef public object _loop, _app_protocol, _app_transport, _transport, _incoming, _outgoing
     cdef public object _state, _write_backlog, _ssl_buffer, _ssl_buffer_view
     cdef public object _app_protocol_get_buffer, _app_protocol_buffer_updated
     cdef public object _incoming_high_water, _incoming_low_water, _outgoing_high_water, _outgoing_low_water
@@ -70,31 +137,39 @@ cdef class SSLCore:
     cdef public long _conn_lost
     cdef public bint _app_protocol_is_buffer, _ssl_writing_paused, _ssl_reading_paused
     cdef public bint _app_reading_paused, _app_writing_paused
-    cdef object shared          # the loop's buffer, a memoryview
-    cdef unsigned char *mem     # what it shows
-    cdef Py_ssize_t size
+    cdef object sslobj, raw     # the SSLObject, and the C object in it, or None
+    cdef Buffer shared
     cdef Py_ssize_t tail        # bytes of an unfinished record that have come
     cdef Py_ssize_t left        # bytes of it that have not, once its header is there
     cdef int got                # bytes of its header that have come
     cdef unsigned char header[HEADER]
     cdef bint unframed          # what comes are not TLS records
 
-    def _share_buffer(self, view):
-        """Use `view`, a memoryview of a bytearray, for all that comes in."""
-        cdef Py_buffer buffer
-        PyObject_GetBuffer(view, &buffer, PyBUF_WRITABLE)
-        self.mem, self.size = <unsigned char *>buffer.buf, buffer.len
-        PyBuffer_Release(&buffer)       # the view keeps the bytearray as it is
-        self.shared = self._ssl_buffer_view = view
-        self._ssl_buffer = view.obj
+    @property
+    def _sslobj(self):
+        return self.sslobj
+
+    @_sslobj.setter
+    def _sslobj(self, value):
+        self.sslobj, self.raw = value, raw_of(value)
+
+    def _share_buffer(self, Buffer buffer not None):
+        """Use the loop's buffer for all that comes in."""
+        self.shared, self._ssl_buffer_view = buffer, buffer.view
+        self._ssl_buffer = buffer.view.obj
 
     # -- incoming
 
     def get_buffer(self, n):
-        return self.shared
+        return self.shared.view
+
+    cdef char *get_memory(self, Py_ssize_t *size) except NULL:
+        size[0] = self.shared.size
+        return self.shared.mem
 
     cdef int follow(self, const unsigned char *p, Py_ssize_t n) noexcept:
         """Keep `tail` right: n bytes at p have come."""
+        cdef const unsigned char *header
         if self.unframed:
             return 0
         while n:
@@ -107,52 +182,67 @@ cdef class SSLCore:
                 n -= self.left
                 self.left = self.tail = 0
                 continue
-            self.header[self.got] = p[0]
-            self.got += 1
-            self.tail += 1
-            p += 1
-            n -= 1
-            if self.got == HEADER:
+            if self.got == 0 and n >= HEADER:
+                header = p
+                p += HEADER
+                n -= HEADER
+                self.tail += HEADER
+            else:
+                header = self.header
+                self.header[self.got] = p[0]
+                self.got += 1
+                self.tail += 1
+                p += 1
+                n -= 1
+                if self.got < HEADER:
+                    continue
                 self.got = 0
-                self.left = self.header[3] << 8 | self.header[4]
-                if not self.left:
-                    self.tail = 0
-                elif not 20 <= self.header[0] <= 24 or self.header[1] != 3 or self.left > MOST:
-                    self.unframed = True
-                    self.tail = 0
-                    return 0
+            self.left = header[3] << 8 | header[4]
+            if not self.left:
+                self.tail = 0
+            elif not 20 <= header[0] <= 24 or header[1] != 3 or self.left > MOST:
+                self.unframed = True
+                self.tail = 0
+                return 0
         return 0
 
     def buffer_updated(self, Py_ssize_t nbytes):
-        if not 0 <= nbytes <= self.size:
-            raise ValueError(f"{nbytes} bytes are not in a buffer of {self.size}")
-        self.follow(self.mem, nbytes)
-        if nbytes <= SMALL:
-            self._incoming.write(PyBytes_FromStringAndSize(<char *>self.mem, nbytes))
+        if not 0 <= nbytes <= self.shared.size:
+            raise ValueError(f"{nbytes} bytes are not in a buffer of {self.shared.size}")
+        self.updated(nbytes)
+
+    cdef int updated(self, Py_ssize_t nbytes) except -1:
+        self.follow(<unsigned char *>self.shared.mem, nbytes)
+        window = self.shared.show(self.shared.mem, nbytes)
+        if type(self._incoming) is MemoryBIO:
+            call1(<PyObject *>bio_write, self._incoming, window, NULL)
         else:
-            self._incoming.write(PyMemoryView_FromMemory(<char *>self.mem, nbytes, PyBUF_READ))
+            self._incoming.write(self.shared.view[:nbytes])
         state = self._state
         if state is WRAPPED:
-            self.do_read()
+            self.do_read(nbytes)
         elif state is DO_HANDSHAKE:
             self._do_handshake()
         elif state is FLUSHING:
             self._do_flush()
         elif state is SHUTDOWN:
             self._do_shutdown()
+        return 0
 
     def _do_read(self):
-        self.do_read()
+        self.do_read(0)
 
-    cdef int do_read(self) except -1:
+    cdef int do_read(self, Py_ssize_t came) except -1:
+        """Decrypt and deliver what there is. came: so many bytes went into the BIO just now."""
         if self._state is not WRAPPED and self._state is not FLUSHING:
             return 0
         try:
             if not self._app_reading_paused:
-                if self._app_protocol_is_buffer:
-                    self._do_read__buffered()
-                else:
-                    self.read_copied()
+                if came > self.tail or self.may_read(True):
+                    if self._app_protocol_is_buffer:
+                        self.read_buffered()
+                    else:
+                        self.read_copied(came)
                 if self._write_backlog:
                     self.do_write()
                 else:
@@ -162,34 +252,57 @@ cdef class SSLCore:
             self._fatal_error(exc, "Fatal error on SSL protocol")
         return 0
 
-    cdef bint may_read(self, Py_ssize_t last) except -1:
-        """Whether there is anything that a read could decrypt, after a read of `last` bytes (0: before any)."""
-        if <Py_ssize_t>self._incoming.pending > self.tail:
+    cdef bint may_read(self, bint first) except -1:
+        """Whether there is anything that a read could decrypt; behind another read (not the first), which came back short,
+        OpenSSL has nothing that it has decrypted already."""
+        if pending_in(self._incoming) > self.tail:
             return True
-        return (last == 0 or last >= RECORD) and self._sslobj.pending() > 0
+        if not first:
+            return False
+        return (call0(<PyObject *>raw_pending, self.raw, NULL, NULL) if self.raw is not None else self.sslobj.pending()) > 0
+
+    cdef Py_ssize_t ssl_read(self, object view, char *at, Py_ssize_t size) except -1:
+        """Read into `size` bytes at `at`, which `view` shows to those who have no C object."""
+        cdef Py_ssize_t n
+        if self.raw is not None:
+            n = call2(<PyObject *>raw_read, self.raw, size, self.shared.show(at, size))
+        else:
+            n = self.sslobj.read(size, view)
+        if not 0 <= n <= size:      # an SSLObject of somebody else's making
+            raise ValueError(f"read() gave {n} bytes where {size} were asked for")
+        return n
 
     def _do_read__copied(self):
-        self.read_copied()
+        if self.may_read(True):
+            self.read_copied(0)
 
-    cdef int read_copied(self) except -1:
+    cdef int read_copied(self, Py_ssize_t came) except -1:
         """Decrypt all there is, and hand it on as one object."""
-        cdef Py_ssize_t n = 1
+        cdef Py_ssize_t n = 1, size
         cdef list chunks = None
-        cdef bytes data = None
-        while n > 0 and self.may_read(0):
-            n = self._incoming.pending
-            more = self.decrypt_much(&n) if n > 2 * RECORD and type(self._sslobj) is SSLObject else self.decrypt(&n)
-            if not more:
-                continue
+        cdef bytes data = None, more
+        while True:
+            if came > 2 * RECORD and self.raw is not None:
+                more = self.decrypt_much(&n)
+            else:
+                size = self.decrypt_into(self.shared.mem, self.shared.size, &n)
+                if n <= 0 and data is None:
+                    if size:
+                        self.deliver(self.shared.mem, size)
+                    break
+                more = PyBytes_FromStringAndSize(self.shared.mem, size)
             if data is None:
                 data = more
             elif chunks is None:
                 chunks = [data, more]
             else:
                 chunks.append(more)
-        if data is not None:
-            if chunks is not None:
-                data = b"".join(chunks)
+            if n <= 0 or not self.may_read(True):
+                break
+            came = pending_in(self._incoming)
+        if chunks is not None:
+            data = b"".join(chunks)
+        if data:
             if not (feeds(self._app_protocol) and feed(self._app_protocol, PyBytes_AS_STRING(data), len(data))):
                 self._app_protocol.data_received(data)
         if n == 0:
@@ -197,20 +310,18 @@ cdef class SSLCore:
             self._start_shutdown()
         return 0
 
-    cdef bytes decrypt(self, Py_ssize_t *last):
-        """What is decrypted of what has come, as far as the loop's buffer takes it. last: what the last read gave; 0
-        is the end, -1 that OpenSSL wants more."""
-        cdef Py_ssize_t offset = self.decrypt_into(self.shared, self.size, last)
-        return PyBytes_FromStringAndSize(<char *>self.mem, offset)
+    cdef int deliver(self, const char *data, Py_ssize_t size) except -1:
+        if not (feeds(self._app_protocol) and feed(self._app_protocol, data, size)):
+            self._app_protocol.data_received(PyBytes_FromStringAndSize(data, size))
+        return 0
 
     cdef bytes decrypt_much(self, Py_ssize_t *last):
-        """The same without a copy, as far as an object takes it that is as large as what has come encrypted."""
-        cdef Py_ssize_t size = self._incoming.pending, offset
+        """What is decrypted of what has come, without a copy, as far as an object takes it that is as large as what has
+        come encrypted. By the C object only, which keeps no part of it."""
+        cdef Py_ssize_t size = pending_in(self._incoming), offset
         cdef PyObject *data = new_bytes(NULL, size)
         try:
-            view = PyMemoryView_FromMemory(PyBytes_AS_STRING(<object>data), size, PyBUF_WRITE)
-            offset = self.decrypt_into(view, size, last)
-            view = None         # ssl.SSLObject has kept no part of it
+            offset = self.decrypt_into(PyBytes_AS_STRING(<object>data), size, last)
         except BaseException:
             Py_DECREF(<object>data)
             raise
@@ -219,18 +330,21 @@ cdef class SSLCore:
         Py_DECREF(result)
         return result
 
-    cdef Py_ssize_t decrypt_into(self, view, Py_ssize_t size, Py_ssize_t *last) except -1:
-        cdef Py_ssize_t offset = 0, n = 0
-        sslobj = self._sslobj
+    cdef Py_ssize_t decrypt_into(self, char *at, Py_ssize_t size, Py_ssize_t *last) except -1:
+        """Decrypt what has come, up to `size` bytes. last: 0 is the end, -1 that OpenSSL wants more or has no more, more
+        than 0 that it may have. Without a C object `at` is the loop's buffer."""
+        cdef Py_ssize_t offset = 0, n = 1
+        view = None
         try:
             while offset < size:
-                n = sslobj.read(size - offset, view[offset:] if offset else view)
+                if self.raw is None:
+                    view = self.shared.view[offset:] if offset else self.shared.view
+                n = self.ssl_read(view, at + offset, size - offset)
                 if n == 0:
                     break
-                if not 0 < n <= size - offset:      # an SSLObject of somebody else's making
-                    raise ValueError(f"read() gave {n} bytes where {size - offset} were asked for")
                 offset += n
-                if not self.may_read(n):
+                if offset < size and not self.may_read(False):
+                    n = -1
                     break
         except again:
             n = -1
@@ -238,36 +352,44 @@ cdef class SSLCore:
         return offset
 
     def _do_read__buffered(self):
+        if self.may_read(True):
+            self.read_buffered()
+
+    cdef int read_buffered(self) except -1:
         cdef Py_ssize_t offset = 0, n = 0, wants
         cdef bint eof = False
-        if not self.may_read(0):
-            return
-        buf = self._app_protocol_get_buffer(self._incoming.pending)
+        cdef Py_buffer b
+        buf = self._app_protocol_get_buffer(pending_in(self._incoming))
         with memoryview(buf) as whole, whole.cast("B") as view:
             wants = len(view)
+            PyObject_GetBuffer(view, &b, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)
             try:
                 while True:
-                    n = self._sslobj.read(wants - offset, view[offset:] if offset else view)
-                    if n <= 0:
+                    n = self.ssl_read(view[offset:] if self.raw is None and offset else view, <char *>b.buf + offset,
+                                      wants - offset)
+                    if n == 0:
                         eof = True
                         break
                     offset += n
                     if offset >= wants:
                         self._loop.call_soon(self._do_read)
                         break
-                    if not self.may_read(1):        # it came back short: of that record there is no more
+                    if not self.may_read(False):
                         break
             except again:
                 pass
+            finally:
+                PyBuffer_Release(&b)
         buf = None
         if offset > 0:
             self._app_protocol_buffer_updated(offset)
         if eof:
             self._call_eof_received()
             self._start_shutdown()
+        return 0
 
     cdef int control_ssl_reading(self) except -1:
-        pending = self._incoming.pending
+        pending = pending_in(self._incoming)
         if not pending and not self._ssl_reading_paused and self._incoming_high_water:
             return 0
         if pending >= self._incoming_high_water and not self._ssl_reading_paused:
@@ -288,47 +410,63 @@ cdef class SSLCore:
         cdef list pieces = [as_bytes(data) for data in list_of_data]
         for data in pieces:
             total += len(data)
-        self.write_pieces(pieces, total)
+        if len(pieces) > 1 and total <= JOIN:
+            pieces = [b"".join(pieces)]
+        if len(pieces) == 1:
+            self.write_piece(pieces[0])
+        elif self.may_write():
+            try:
+                for data in pieces:
+                    self.encrypt_or_keep(data)
+                if self._state is WRAPPED:
+                    self.do_write()
+            except Exception as exc:
+                self._fatal_error(exc, "Fatal error on SSL protocol")
 
-    cdef int write_pieces(self, list pieces, Py_ssize_t total) except -1:
+    cdef bint may_write(self) except -1:
         state = self._state
-        if state is not WRAPPED and state is not DO_HANDSHAKE:
-            if self._conn_lost >= LOG_LOST_WRITES:
-                logger.warning("SSL connection is closed")
-            self._conn_lost += 1
+        if state is WRAPPED or state is DO_HANDSHAKE:
+            return True
+        if self._conn_lost >= LOG_LOST_WRITES:
+            logger.warning("SSL connection is closed")
+        self._conn_lost += 1
+        return False
+
+    cdef int write_piece(self, data) except -1:
+        if not self.may_write():
             return 0
         try:
-            if len(pieces) > 1 and total <= JOIN:
-                pieces = [b"".join(pieces)]
-            for data in pieces:
-                if state is not WRAPPED or self._write_backlog:
-                    self.keep(data)
-                else:
-                    self.encrypt(data)
-            if state is WRAPPED:
+            self.encrypt_or_keep(data)
+            if self._state is WRAPPED:
                 self.do_write()
         except Exception as exc:
             self._fatal_error(exc, "Fatal error on SSL protocol")
         return 0
 
-    cdef int keep(self, data) except -1:
+    cdef int encrypt_or_keep(self, data) except -1:
+        if self._state is WRAPPED and not self._write_backlog:
+            return self.encrypt(data)
         if len(data):
             self._write_backlog.append(data if PyBytes_CheckExact(data) else bytes(memoryview(data)))
             self._write_buffer_size += len(data)
         return 0
 
+    cdef Py_ssize_t ssl_write(self, data) except -1:
+        if self.raw is not None:
+            return call1(<PyObject *>raw_write, self.raw, data, NULL)
+        return self.sslobj.write(data)
+
     cdef int encrypt(self, data) except -1:
         """Write data. If OpenSSL will not take all of it, the rest becomes the first of the backlog."""
-        cdef Py_ssize_t size = len(data), done = 0
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data) if PyBytes_CheckExact(data) else len(data), done = 0
         if size == 0:
             return 0
-        sslobj = self._sslobj
         try:
-            done = sslobj.write(data)
+            done = self.ssl_write(data)
             if done < size:
                 view = memoryview(data)
                 while done < size:
-                    done += sslobj.write(view[done:])
+                    done += self.ssl_write(view[done:])
         except again:
             rest = bytes(memoryview(data)[done:])
             self._write_backlog.appendleft(rest)
@@ -345,17 +483,29 @@ cdef class SSLCore:
             backlog.clear()
             self._write_buffer_size = 0
             self.encrypt(data)
-        return self.process_outgoing()
+        return self.send_outgoing()
 
     def _process_outgoing(self):
         self.process_outgoing()
 
     cdef int process_outgoing(self) except -1:
-        cdef Py_ssize_t size
-        if not self._ssl_writing_paused and self._outgoing.pending:
-            data = self._outgoing.read()
-            self._transport.write(data)
-        size = self._write_buffer_size
+        return self.send_outgoing() if pending_in(self._outgoing) else self.control_app_writing()
+
+    cdef int send_outgoing(self) except -1:
+        if not self._ssl_writing_paused:
+            if type(self._outgoing) is MemoryBIO:
+                data = call0(<PyObject *>bio_read, self._outgoing, NULL, NULL)
+            else:
+                data = self._outgoing.read()
+            transport = self._transport
+            if type(transport) is SocketTransport and PyBytes_CheckExact(data):
+                (<SocketTransport>transport).write_now(data, PyBytes_GET_SIZE(data))
+            elif data:
+                transport.write(data)
+        return self.control_app_writing()
+
+    cdef int control_app_writing(self) except -1:
+        cdef Py_ssize_t size = self._write_buffer_size
         if size or self._app_writing_paused or self._ssl_writing_paused or not self._outgoing_high_water:
             self._control_app_writing()     # otherwise it would find an empty buffer and nobody paused
         return 0
@@ -371,8 +521,7 @@ def write(transport, data):
     if isinstance(protocol, SSLCore):
         if runs_elsewhere((<SSLCore>protocol)._loop):
             here(transport, "write")
-        data = as_bytes(data)
-        (<SSLCore>protocol).write_pieces([data], len(data))
+        (<SSLCore>protocol).write_piece(data if PyBytes_CheckExact(data) else as_bytes(data))
     else:
         protocol._write_appdata((data,))
 

@@ -14,6 +14,11 @@ cdef enum:
 
 cdef object address_of(sockaddr_storage *a, socklen_t size)
 
+cdef class BufferedCore:
+    """What a BufferedProtocol in the core offers to the core's transports beside its Python methods."""
+    cdef char *get_memory(self, Py_ssize_t *size) except NULL
+    cdef int updated(self, Py_ssize_t n) except -1
+
 cdef class Transport(Watch):
     cdef object sock                # None until somebody asks for it, where the core accepted the connection
     cdef object protocol

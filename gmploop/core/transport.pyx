@@ -93,6 +93,16 @@ cdef bint known_family(int family):
     return family == AF_INET or family == AF_INET6 or family == AF_UNIX
 
 
+cdef class BufferedCore:
+    cdef char *get_memory(self, Py_ssize_t *size) except NULL:
+        """As get_buffer()."""
+        raise NotImplementedError
+
+    cdef int updated(self, Py_ssize_t n) except -1:
+        """As buffer_updated(), of 0 < n <= size bytes."""
+        raise NotImplementedError
+
+
 cdef class Transport(Watch):
     """A socket's transport; see the subclasses."""
 
