@@ -54,6 +54,7 @@ cdef enum:
     RECORD = 16384          # bytes of a record at most (RFC 8446, 5.1)
     HEADER = 5              # bytes of a record's header: type, version (2), length (2)
     MOST = RECORD + 2048    # bytes of a record at most, encrypted (RFC 5246, 6.2.3)
+    MUCH = 2 * RECORD       # bytes that have come, from which on they are decrypted record by record
     JOIN = 256 * 1024       # writelines() joins pieces up to here, stock's size of a read
     LOG_LOST_WRITES = 5     # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 
@@ -138,6 +139,7 @@ cdef class SSLCore(BufferedCore):
     cdef public bint _app_protocol_is_buffer, _ssl_writing_paused, _ssl_reading_paused
     cdef public bint _app_reading_paused, _app_writing_paused
     cdef object sslobj, raw     # the SSLObject, and the C object in it, or None
+    cdef list records           # of a large write, encrypted, which leave with it
     cdef Buffer shared
     cdef Py_ssize_t tail        # bytes of an unfinished record that have come
     cdef Py_ssize_t left        # bytes of it that have not, once its header is there
@@ -211,14 +213,21 @@ cdef class SSLCore(BufferedCore):
             raise ValueError(f"{nbytes} bytes are not in a buffer of {self.shared.size}")
         self.updated(nbytes)
 
-    cdef int updated(self, Py_ssize_t nbytes) except -1:
-        self.follow(<unsigned char *>self.shared.mem, nbytes)
-        window = self.shared.show(self.shared.mem, nbytes)
+    cdef int put_in(self, Py_ssize_t offset, Py_ssize_t n) except -1:
+        """These bytes of the loop's buffer go to the BIO."""
+        self.follow(<unsigned char *>self.shared.mem + offset, n)
         if type(self._incoming) is MemoryBIO:
-            call1(<PyObject *>bio_write, self._incoming, window, NULL)
+            call1(<PyObject *>bio_write, self._incoming, self.shared.show(self.shared.mem + offset, n), NULL)
         else:
-            self._incoming.write(self.shared.view[:nbytes])
+            self._incoming.write(self.shared.view[offset:offset + n])
+        return 0
+
+    cdef int updated(self, Py_ssize_t nbytes) except -1:
         state = self._state
+        if nbytes > MUCH and state is WRAPPED and self.raw is not None and not self._app_reading_paused \
+                and not self._app_protocol_is_buffer:
+            return self.do_read_much(nbytes)
+        self.put_in(0, nbytes)
         if state is WRAPPED:
             self.do_read(nbytes)
         elif state is DO_HANDSHAKE:
@@ -242,15 +251,24 @@ cdef class SSLCore(BufferedCore):
                     if self._app_protocol_is_buffer:
                         self.read_buffered()
                     else:
-                        self.read_copied(came)
-                if self._write_backlog:
-                    self.do_write()
-                else:
-                    self.process_outgoing()
+                        self.read_copied()
+                self.have_read()
             self.control_ssl_reading()
         except Exception as exc:
             self._fatal_error(exc, "Fatal error on SSL protocol")
         return 0
+
+    cdef int do_read_much(self, Py_ssize_t came) except -1:
+        try:
+            self.read_much(came)
+            self.have_read()
+            self.control_ssl_reading()
+        except Exception as exc:
+            self._fatal_error(exc, "Fatal error on SSL protocol")
+        return 0
+
+    cdef int have_read(self) except -1:
+        return self.do_write() if self._write_backlog else self.process_outgoing()
 
     cdef bint may_read(self, bint first) except -1:
         """Whether there is anything that a read could decrypt; behind another read (not the first), which came back short,
@@ -274,61 +292,65 @@ cdef class SSLCore(BufferedCore):
 
     def _do_read__copied(self):
         if self.may_read(True):
-            self.read_copied(0)
+            self.read_copied()
 
-    cdef int read_copied(self, Py_ssize_t came) except -1:
+    cdef int read_copied(self) except -1:
         """Decrypt all there is, and hand it on as one object."""
         cdef Py_ssize_t n = 1, size
         cdef list chunks = None
-        cdef bytes data = None, more
         while True:
-            if came > 2 * RECORD and self.raw is not None:
-                more = self.decrypt_much(&n)
-            else:
-                size = self.decrypt_into(self.shared.mem, self.shared.size, &n)
-                if n <= 0 and data is None:
-                    if size:
-                        self.deliver(self.shared.mem, size)
-                    break
-                more = PyBytes_FromStringAndSize(self.shared.mem, size)
-            if data is None:
-                data = more
-            elif chunks is None:
-                chunks = [data, more]
-            else:
-                chunks.append(more)
-            if n <= 0 or not self.may_read(True):
+            size = self.decrypt_into(self.shared.mem, self.shared.size, &n)
+            if n <= 0 and chunks is None:
+                if size and not (feeds(self._app_protocol) and feed(self._app_protocol, self.shared.mem, size)):
+                    self._app_protocol.data_received(PyBytes_FromStringAndSize(self.shared.mem, size))
                 break
-            came = pending_in(self._incoming)
-        if chunks is not None:
-            data = b"".join(chunks)
-        if data:
-            if not (feeds(self._app_protocol) and feed(self._app_protocol, PyBytes_AS_STRING(data), len(data))):
-                self._app_protocol.data_received(data)
-        if n == 0:
-            self._call_eof_received()
-            self._start_shutdown()
+            if chunks is None:
+                chunks = []
+            chunks.append(PyBytes_FromStringAndSize(self.shared.mem, size))
+            if n <= 0 or not self.may_read(True):
+                self.deliver(b"".join(chunks))
+                break
+        return self.ended() if n == 0 else 0
+
+    cdef int deliver(self, bytes data) except -1:
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        if size and not (feeds(self._app_protocol) and feed(self._app_protocol, PyBytes_AS_STRING(data), size)):
+            self._app_protocol.data_received(data)
         return 0
 
-    cdef int deliver(self, const char *data, Py_ssize_t size) except -1:
-        if not (feeds(self._app_protocol) and feed(self._app_protocol, data, size)):
-            self._app_protocol.data_received(PyBytes_FromStringAndSize(data, size))
+    cdef int ended(self) except -1:
+        self._call_eof_received()
+        self._start_shutdown()
         return 0
 
-    cdef bytes decrypt_much(self, Py_ssize_t *last):
-        """What is decrypted of what has come, without a copy, as far as an object takes it that is as large as what has
-        come encrypted. By the C object only, which keeps no part of it."""
-        cdef Py_ssize_t size = pending_in(self._incoming), offset
+    cdef int read_much(self, Py_ssize_t came) except -1:
+        """Much has come. Each record goes alone into the BIO and from there, decrypted, into an object for all: the BIO
+        stays small, and the processor's caches do what its memory would have to."""
+        # what may come out: as much, and what OpenSSL holds of the record that it is at
+        cdef Py_ssize_t size = pending_in(self._incoming) + came + MOST, at = 0, offset = 0, n = -1, take
+        cdef unsigned char *p = <unsigned char *>self.shared.mem
         cdef PyObject *data = new_bytes(NULL, size)
         try:
-            offset = self.decrypt_into(PyBytes_AS_STRING(<object>data), size, last)
+            while at < came:
+                take = came - at
+                if self.left:
+                    take = min(take, self.left)
+                elif take >= HEADER and self.got == 0 and not self.unframed:
+                    take = min(take, HEADER + (p[at + 3] << 8 | p[at + 4]))
+                self.put_in(at, take)
+                at += take
+                if n and self.tail < take:
+                    offset += self.decrypt_into(PyBytes_AS_STRING(<object>data) + offset, size - offset, &n)
         except BaseException:
             Py_DECREF(<object>data)
             raise
         resize_bytes(&data, offset)         # lets go of it if it fails
         result = <bytes>data
         Py_DECREF(result)
-        return result
+        self.deliver(result)
+        if n > 0:
+            self._loop.call_soon(self._do_read)
+        return self.ended() if n == 0 else 0
 
     cdef Py_ssize_t decrypt_into(self, char *at, Py_ssize_t size, Py_ssize_t *last) except -1:
         """Decrypt what has come, up to `size` bytes. last: 0 is the end, -1 that OpenSSL wants more or has no more, more
@@ -383,10 +405,7 @@ cdef class SSLCore(BufferedCore):
         buf = None
         if offset > 0:
             self._app_protocol_buffer_updated(offset)
-        if eof:
-            self._call_eof_received()
-            self._start_shutdown()
-        return 0
+        return self.ended() if eof else 0
 
     cdef int control_ssl_reading(self) except -1:
         pending = pending_in(self._incoming)
@@ -466,11 +485,20 @@ cdef class SSLCore(BufferedCore):
             if done < size:
                 view = memoryview(data)
                 while done < size:
+                    self.collect()
                     done += self.ssl_write(view[done:])
         except again:
             rest = bytes(memoryview(data)[done:])
             self._write_backlog.appendleft(rest)
             self._write_buffer_size += len(rest)
+        return 0
+
+    cdef int collect(self) except -1:
+        """Take a record of several out of the BIO: that stays small, as in read_much()."""
+        if type(self._outgoing) is MemoryBIO and not self._ssl_writing_paused:
+            if self.records is None:
+                self.records = []
+            self.records.append(call0(<PyObject *>bio_read, self._outgoing, NULL, NULL))
         return 0
 
     def _do_write(self):
@@ -498,7 +526,11 @@ cdef class SSLCore(BufferedCore):
             else:
                 data = self._outgoing.read()
             transport = self._transport
-            if type(transport) is SocketTransport and PyBytes_CheckExact(data):
+            if self.records is not None:
+                records, self.records = self.records, None
+                records.append(data)
+                transport.writelines(records)
+            elif type(transport) is SocketTransport and PyBytes_CheckExact(data):
                 (<SocketTransport>transport).write_now(data, PyBytes_GET_SIZE(data))
             elif data:
                 transport.write(data)
