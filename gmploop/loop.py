@@ -435,12 +435,19 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, _AcceptingLoop, runtime.Loop
         more = () if context is None else (context,)
         options = sslcontext, server, backlog, ssl_handshake_timeout, ssl_shutdown_timeout, *more
         try:
-            if (sslcontext is None and not self._debug and type(self)._serve_connection is Loop._serve_connection
-                    and stream.accepts(sock)):
-                if isinstance(protocol_factory, sharing.Isolating):
+            quick = (not self._debug and type(self)._serve_connection is Loop._serve_connection
+                     and stream.accepts(sock))
+            if isinstance(protocol_factory, sharing.Isolating):
+                if quick and sslcontext is None:
                     protocol_factory.accept(sock, server, backlog + 1, context)
                 else:
-                    stream.accept_connections(self, self.poller, sock, protocol_factory, server, backlog + 1, context)
+                    self._accept_each(protocol_factory, sock, *options)
+            elif quick:
+                make = protocol_factory
+                if sslcontext is not None:
+                    make = functools.partial(transports.SSLProtocol.of_server, self, protocol_factory, sslcontext,
+                                             ssl_handshake_timeout, ssl_shutdown_timeout)
+                stream.accept_connections(self, self.poller, sock, make, server, backlog + 1, context)
             else:
                 self._accept_each(protocol_factory, sock, *options)
         except OSError as exc:

@@ -95,6 +95,28 @@ class SSLTransport(sslproto._SSLProtocolTransport):
             super().abort()
 
 
+class _Handshake:
+    """The waiter of a handshake for which nobody waits: one that fails closes the transport."""
+
+    __slots__ = ("_loop", "_protocol", "_transport")
+
+    def __init__(self, loop, protocol):
+        self._loop, self._protocol, self._transport = loop, protocol, None
+
+    def cancelled(self):
+        return False
+
+    def set_result(self, result):
+        pass
+
+    def set_exception(self, exc):
+        self._loop.call_soon(self._failed, exc() if isinstance(exc, type) else exc)
+
+    def _failed(self, exc):
+        self._transport.close()
+        self._loop._accept_failed(exc, self._protocol, self._transport)
+
+
 class SSLProtocol(tls.SSLCore, sslproto.SSLProtocol):
     """asyncio's handshake and farewell over the compiled data path, where views of any format are written whole. A
     server's failed handshake leaves no cycle through its traceback. A loop's connections read into one buffer, which
@@ -107,6 +129,20 @@ class SSLProtocol(tls.SSLCore, sslproto.SSLProtocol):
         if loop._tls_buffer is None:
             loop._tls_buffer = tls.Buffer(loop._tls_buffer_size or self.max_size)
         self._share_buffer(loop._tls_buffer)
+
+    @classmethod
+    def of_server(cls, loop, protocol_factory, sslcontext, handshake_timeout, shutdown_timeout):
+        """The TLS layer of a connection that a server has accepted, over a protocol of the factory."""
+        protocol = protocol_factory()
+        waiter = _Handshake(loop, protocol)
+        self = cls(loop, protocol, sslcontext, waiter, True, ssl_handshake_timeout=handshake_timeout,
+                   ssl_shutdown_timeout=shutdown_timeout)
+        waiter._transport = self._app_transport
+        return self
+
+    def _do_handshake(self):
+        if self._incoming.pending or not self._server_side:     # a server has nothing to say before the client does
+            super()._do_handshake()
 
     def _set_app_protocol(self, app_protocol):
         super()._set_app_protocol(app_protocol)
