@@ -19,7 +19,7 @@ cimport cython
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF, PyTypeObject
 from cpython.object cimport PyObject
 from gmploop.core.handle cimport (
-    make_handle, CANCELLED, THREADSAFE, RUNNING, EVENT, GL_FREE_THREADED, gl_world_mine, cancel_waits,
+    make_handle, CANCELLED, THREADSAFE, RUNNING, EVENT, GL_FREE_THREADED, gl_world_mine, gl_thread_ident, cancel_waits,
     gl_fetch_or_acq_rel, gl_fetch_and_acq_rel, load_flags,
     gl_timers_push, gl_timers_remove, gl_timers_free)
 
@@ -27,20 +27,10 @@ cdef extern from "Python.h":
     ctypedef int (*visitproc)(PyObject *, void *) noexcept
     ctypedef int (*traverseproc)(PyObject *, visitproc, void *) noexcept
     ctypedef int (*inquiry)(PyObject *) noexcept
-    int PyContext_Enter(object) except -1
-    int PyContext_Exit(object) except -1
-    Py_ssize_t PyTuple_GET_SIZE(PyObject *)
-    PyObject *PyTuple_GET_ITEM(PyObject *, Py_ssize_t)
-    PyObject *PyObject_Vectorcall(PyObject *, PyObject **, size_t, PyObject *)
-    PyObject *PyObject_CallObject(PyObject *, PyObject *)
-    size_t PY_VECTORCALL_ARGUMENTS_OFFSET
     Py_ssize_t Py_REFCNT(PyObject *)
     ctypedef struct SlotsOfType "PyTypeObject":
         traverseproc tp_traverse
         inquiry tp_clear
-
-cdef extern from "pythread.h":
-    unsigned long PyThread_get_thread_ident()
 
 cdef extern from "atomics.h" nogil:
     void *gl_exchange_acq_rel(PyObject **, PyObject *)
@@ -48,46 +38,50 @@ cdef extern from "atomics.h" nogil:
     int cas_ptr "__sync_bool_compare_and_swap"(PyObject **, PyObject *, PyObject *)
 
 
-cdef int call_in(object context, PyObject *callback, PyObject *args) except -1:
-    """callback(*args) within context. An exception is the callback's own, or that the context is entered already."""
-    cdef PyObject *stack[5]
-    cdef Py_ssize_t i, n = PyTuple_GET_SIZE(args)
-    cdef PyObject *res
-    PyContext_Enter(context)
-    if n <= 4:
-        stack[0] = NULL                     # room for a bound method's self
-        for i in range(n):
-            stack[i + 1] = PyTuple_GET_ITEM(args, i)
-        res = PyObject_Vectorcall(callback, &stack[1], n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL)
-    else:
-        res = PyObject_CallObject(callback, args)
-    # Leaving cannot fail: this frame entered it, and a callback that leaves it itself gets its error here.
-    PyContext_Exit_keeping_error(context)
-    if res == NULL:
-        raise_current()
-    Py_DECREF(<object>res)
-    return 0
-
-
 cdef extern from *:
     """
-    static void PyContext_Exit_keeping_error(PyObject *ctx) {
-        if (PyErr_Occurred()) {
-            PyObject *t, *v, *tb;
-            PyErr_Fetch(&t, &v, &tb);
-            if (PyContext_Exit(ctx) < 0) PyErr_Clear();
-            PyErr_Restore(t, v, tb);
-        } else if (PyContext_Exit(ctx) < 0) PyErr_WriteUnraisable(ctx);
+    /* callback(*args) within context. -1: an exception is set. */
+    static int gl_call_in(PyObject *context, PyObject *callback, PyObject *args) {
+        PyObject *stack[5], *res;
+        Py_ssize_t i, n = PyTuple_GET_SIZE(args);
+        if (PyContext_Enter(context) < 0) return -1;
+        if (n <= 4) {
+            stack[0] = NULL;                    /* room for a bound method's self */
+            for (i = 0; i < n; i++) stack[i + 1] = PyTuple_GET_ITEM(args, i);
+            res = PyObject_Vectorcall(callback, stack + 1, (size_t)n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        } else res = PyObject_CallObject(callback, args);
+        /* Leaving cannot fail: this frame entered it, and a callback that leaves it itself gets its error here. */
+        if (res != NULL) {
+            if (PyContext_Exit(context) < 0) PyErr_WriteUnraisable(context);
+            Py_DECREF(res);
+            return 0;
+        }
+        PyObject *t, *v, *tb;
+        PyErr_Fetch(&t, &v, &tb);
+        if (PyContext_Exit(context) < 0) PyErr_Clear();
+        PyErr_Restore(t, v, tb);
+        return -1;
     }
-    /* An exception is set already; tell Cython so. */
-    static int raise_current(void) { return -1; }
     static int gl_has_weakrefs(PyObject *o) {
         return *(PyObject **)((char *)o + Py_TYPE(o)->tp_weaklistoffset) != NULL;
     }
     """
+    int gl_call_in(PyObject *, PyObject *, PyObject *) noexcept
+    int call_in_raising "gl_call_in"(PyObject *, PyObject *, PyObject *) except -1
     bint gl_has_weakrefs(object)
-    void PyContext_Exit_keeping_error(object)
+
+
+cdef extern from *:
+    """
+    /* An exception is set already; tell Cython so. */
+    static int raise_current(void) { return -1; }
+    """
     int raise_current() except -1
+
+
+cdef int call_in(object context, PyObject *callback, PyObject *args) except -1:
+    """callback(*args) within context. An exception is the callback's own, or that the context is entered already."""
+    return call_in_raising(<PyObject *>context, callback, args)
 
 
 # asyncio's table {loop: current task}, where there is one, and what task.pyx does with a world that is freed and with a
@@ -294,15 +288,38 @@ cdef class G:
             h.drop()
             return 0
         if load_flags(&h.flags) & THREADSAFE and cancel_waits():
-            h.next = <PyObject *><size_t>PyThread_get_thread_ident()
+            h.next = <PyObject *><size_t>gl_thread_ident()
             if gl_fetch_or_acq_rel(&h.flags, RUNNING) & CANCELLED:
                 gl_fetch_and_acq_rel(&h.flags, ~RUNNING)
                 h.drop()
                 return 0
-        if not h.take(&cb, &args, &ctx):
-            return 0                        # cancelled in this moment
+        if GL_FREE_THREADED:
+            if not h.take(&cb, &args, &ctx):
+                return 0                    # cancelled in this moment
+        else:
+            cb, args, ctx = h.callback, h.args, h.context
+            h.callback = h.args = h.context = NULL
+            h.w = NULL
+            if cb == NULL:
+                return 0
+        if gl_call_in(ctx, cb, args) < 0:
+            return self.callback_failed(h, cb, args, ctx)
+        Py_DECREF(<object>cb)
+        Py_DECREF(<object>args)
+        Py_DECREF(<object>ctx)
+        if load_flags(&h.flags):
+            if load_flags(&h.flags) & RUNNING:
+                gl_fetch_and_acq_rel(&h.flags, ~RUNNING)
+        elif self.pool != NULL and self.pool.n < POOL and Py_REFCNT(<PyObject *>h) == 1:
+            if type(h) is Handle and not gl_has_weakrefs(h) and h.source_traceback == NULL:
+                Py_INCREF(h)
+                self.pool.a[self.pool.n] = <PyObject *>h
+                self.pool.n += 1
+        return 0
+
+    cdef int callback_failed(self, Handle h, PyObject *cb, PyObject *args, PyObject *ctx) except -1:
         try:
-            call_in(<object>ctx, cb, args)
+            raise_current()
         except BaseException as exc:
             h.put_back(cb, args, ctx)       # for its repr; dropped below
             try:
@@ -312,17 +329,6 @@ cdef class G:
             finally:
                 gl_fetch_and_acq_rel(&h.flags, ~RUNNING)
                 h.drop()
-            return 0
-        if load_flags(&h.flags) & RUNNING:
-            gl_fetch_and_acq_rel(&h.flags, ~RUNNING)
-        Py_DECREF(<object>cb)
-        Py_DECREF(<object>args)
-        Py_DECREF(<object>ctx)
-        if not load_flags(&h.flags) and self.pool != NULL and self.pool.n < POOL and Py_REFCNT(<PyObject *>h) == 1:
-            if type(h) is Handle and not gl_has_weakrefs(h) and h.source_traceback is None:
-                Py_INCREF(h)
-                self.pool.a[self.pool.n] = <PyObject *>h
-                self.pool.n += 1
         return 0
 
 

@@ -19,6 +19,7 @@ cdef extern from "world.h" nogil:
         int timers_due
         gl_timers timers
     bint gl_world_mine(gl_world *)
+    unsigned long gl_thread_ident()
     bint GL_FREE_THREADED
     double gl_monotonic()
     unsigned long long gl_ticks()
@@ -49,8 +50,8 @@ cdef class Handle:
                                     # thread identity
     cdef gl_world *w                # borrowed; set while queued
     cdef int flags
-    cdef object source_traceback
-    cdef object cancelled_repr
+    cdef PyObject *source_traceback # of debug mode; NULL or a reference, as the next
+    cdef PyObject *cancelled_repr
     cdef object __weakref__
     cdef bint take(self, PyObject **callback, PyObject **args, PyObject **context) noexcept
     cdef object peek(self, int which)

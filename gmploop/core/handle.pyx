@@ -6,6 +6,9 @@ has to: running takes callback and arguments out, cancelling drops them at once,
 cancelled, and closing a loop empties its queues. While a handle is queued, the world's own traverse visits what the
 handle holds (`g.pyx`), so that cycles through a queued callback are found.
 
+Their memory is kept for the next ones (KEPT of each type; not on free-threaded builds): freeing leaves a handle as a new
+one is, but for what PyObject_Init() sets.
+
 Thread safety: all methods from any thread. On free-threaded builds whoever takes or reads callback, args and context
 holds the handle's LOCKED bit for that moment, and takes all three; queues and heap are the owner's (`world.h`), so
 another thread's cancel() leaves the emptied handle where it is queued, and the runner drops it.
@@ -30,9 +33,6 @@ cdef extern from "atomics.h" nogil:
     """
     void lock_handle(int *)
     void unlock_handle(int *)
-
-cdef extern from "pythread.h":
-    unsigned long PyThread_get_thread_ident()
 
 cdef extern from "<unistd.h>" nogil:
     int usleep(unsigned int)
@@ -74,14 +74,74 @@ cdef inline gl_world *look(Handle h, unsigned long *owner, int *debug) noexcept:
     return w
 
 
-@cython.no_gc
-@cython.freelist(256)
-cdef class Handle:
-    def __dealloc__(self):
-        Py_XDECREF(self.callback)
-        Py_XDECREF(self.args)
-        Py_XDECREF(self.context)
+cdef enum:
+    KEPT = 256
 
+ctypedef struct gl_kept:
+    int n
+    PyObject *a[KEPT]
+
+cdef gl_kept kept_handles, kept_timers
+
+cdef extern from "Python.h":
+    PyObject *PyObject_Init(PyObject *, type)
+    void PyObject_ClearWeakRefs(PyObject *)
+    ctypedef struct SlotsOfType "PyTypeObject":
+        void (*tp_dealloc)(PyObject *) noexcept
+        void (*tp_free)(void *) noexcept
+    SlotsOfType *Py_TYPE(PyObject *)
+
+cdef extern from *:
+    """
+    static int gl_has_weakrefs(PyObject *o) {
+        return *(PyObject **)((char *)o + Py_TYPE(o)->tp_weaklistoffset) != NULL;
+    }
+    """
+    bint gl_has_weakrefs(PyObject *)
+
+
+cdef void free_handle(PyObject *p) noexcept:
+    """tp_dealloc of both types: Cython's own would save an exception around it and set up the next object anew."""
+    cdef gl_kept *kept = NULL
+    if gl_has_weakrefs(p):
+        PyObject_ClearWeakRefs(p)
+    clear_ref(&(<Handle>p).callback)
+    clear_ref(&(<Handle>p).args)
+    clear_ref(&(<Handle>p).context)
+    clear_ref(&(<Handle>p).source_traceback)
+    clear_ref(&(<Handle>p).cancelled_repr)
+    if not GL_FREE_THREADED:
+        if Py_TYPE(p) == <SlotsOfType *>TimerHandle:
+            kept = &kept_timers
+        elif Py_TYPE(p) == <SlotsOfType *>Handle:
+            kept = &kept_handles
+        if kept != NULL and kept.n < KEPT:
+            (<Handle>p).flags = 0
+            (<Handle>p).w = NULL
+            (<Handle>p).next = NULL
+            kept.a[kept.n] = p
+            kept.n += 1
+            return
+    Py_TYPE(p).tp_free(p)
+
+
+cdef inline void clear_ref(PyObject **at) noexcept:
+    cdef PyObject *p = at[0]
+    at[0] = NULL
+    Py_XDECREF(p)
+
+
+cdef inline object new_of(gl_kept *kept, type t):
+    cdef PyObject *p
+    kept.n -= 1
+    p = PyObject_Init(kept.a[kept.n], t)
+    o = <object>p
+    Py_DECREF(o)
+    return o
+
+
+@cython.no_gc
+cdef class Handle:
     @property
     def __class__(self):
         if self.flags & THREADSAFE and stock_threadsafe_handle is not None:
@@ -138,8 +198,10 @@ cdef class Handle:
         if gl_fetch_or_acq_rel(&self.flags, CANCELLED) & CANCELLED:
             return self.wait_while_running()
         if debug:
-            self.cancelled_repr = repr(self)        # what it was, before that is dropped
-        if not GL_FREE_THREADED or w == NULL or owner == PyThread_get_thread_ident():
+            text = repr(self)                       # what it was, before that is dropped
+            Py_INCREF(text)
+            self.cancelled_repr = <PyObject *>text
+        if not GL_FREE_THREADED or w == NULL or owner == gl_thread_ident():
             self.unqueue()
         elif owner == 0:
             self.unqueue_idle(w)
@@ -148,7 +210,7 @@ cdef class Handle:
 
     cdef int wait_while_running(self) except -1:
         """Either the runner sees CANCELLED after it has set RUNNING and skips the callback, or it is seen here."""
-        while load_flags(&self.flags) & RUNNING and <size_t>self.next != PyThread_get_thread_ident():
+        while load_flags(&self.flags) & RUNNING and <size_t>self.next != gl_thread_ident():
             with nogil:
                 usleep(50)
         return 0
@@ -192,11 +254,14 @@ cdef class Handle:
 
     @property
     def _source_traceback(self):
-        return self.source_traceback
+        return <object>self.source_traceback if self.source_traceback != NULL else None
 
     @_source_traceback.setter
     def _source_traceback(self, value):
-        self.source_traceback = value
+        cdef PyObject *old = self.source_traceback
+        Py_INCREF(value)
+        self.source_traceback = <PyObject *>value
+        Py_XDECREF(old)
 
     def _repr_info(self):
         cdef unsigned long owner
@@ -208,14 +273,15 @@ cdef class Handle:
         callback, args = self.peek(0), self.peek(1)
         if callback is not None and args is not None:
             info.append(format_callback(callback, args, debug))
-        if self.source_traceback:
-            frame = self.source_traceback[-1]
+        trace = self._source_traceback
+        if trace:
+            frame = trace[-1]
             info.append(f"created at {frame[0]}:{frame[1]}")
         return info
 
     def __repr__(self):
-        if self.cancelled_repr is not None:
-            return self.cancelled_repr
+        if self.cancelled_repr != NULL:
+            return <object>self.cancelled_repr
         return f"<{' '.join(self._repr_info())}>"
 
 
@@ -288,7 +354,7 @@ cdef class TimerHandle(Handle):
 
 
 cdef Handle make_handle(object callback, tuple args, object context):
-    cdef Handle h = Handle.__new__(Handle)
+    cdef Handle h = <Handle>new_of(&kept_handles, Handle) if kept_handles.n else Handle.__new__(Handle)
     Py_INCREF(callback)
     Py_INCREF(args)
     Py_INCREF(context)
@@ -297,10 +363,14 @@ cdef Handle make_handle(object callback, tuple args, object context):
 
 
 cdef TimerHandle make_timer(double when, object callback, tuple args, object context):
-    cdef TimerHandle h = TimerHandle.__new__(TimerHandle)
+    cdef TimerHandle h = <TimerHandle>new_of(&kept_timers, TimerHandle) if kept_timers.n else TimerHandle.__new__(TimerHandle)
     Py_INCREF(callback)
     Py_INCREF(args)
     Py_INCREF(context)
     h.callback, h.args, h.context = <PyObject *>callback, <PyObject *>args, <PyObject *>context
     h.when_ = when
     return h
+
+
+(<SlotsOfType *>Handle).tp_dealloc = free_handle
+(<SlotsOfType *>TimerHandle).tp_dealloc = free_handle

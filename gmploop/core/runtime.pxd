@@ -33,6 +33,7 @@ cdef class LoopCore(G):
     cdef int leave(self) except -1
     cdef int check_open(self) except -1
     cdef object timer(self, when, callback, args, context, str what)
+    cdef object set_timer(self, double deadline, double now, callback, args, context, str what, int flags)
     cdef int add_timer_idle(self, TimerHandle h, double key, str what) except -1
     cdef int debug_turn(self, size_t n) except -1
     cdef int run_entry(self, size_t entry) except -1

@@ -16,8 +16,8 @@ from cpython.ref cimport Py_INCREF, Py_DECREF
 from libc.math cimport isinf, isnan, INFINITY
 from libc.stdlib cimport calloc, free
 from gmploop.core.handle cimport (
-    Handle, TimerHandle, flag, THREADSAFE, WHOLE, make_handle, make_timer, gl_world_mine, gl_load_relaxed, gl_monotonic, gl_ticks,
-    GL_TICKS_LITTLE, gl_lock, gl_unlock)
+    Handle, TimerHandle, flag, THREADSAFE, WHOLE, make_handle, make_timer, gl_world_mine, gl_thread_ident,
+    gl_load_relaxed, gl_monotonic, gl_ticks, GL_TICKS_LITTLE, gl_lock, gl_unlock)
 from gmploop.core.g cimport (
     gl_ring_len, gl_ring_pop, gl_g_cas, gl_g_set, gl_g_clear_notified, gl_pool, G_IDLE, G_RUNNABLE, G_RUNNING)
 from gmploop.core.future cimport make_future
@@ -33,9 +33,6 @@ cdef extern from "Python.h":
     object PyObject_CallNoArgs(object)
     bint PyCoro_CheckExact(object)
 
-cdef extern from "pythread.h":
-    unsigned long PyThread_get_thread_ident()
-
 cdef extern from "<unistd.h>" nogil:
     int usleep(unsigned int)
 
@@ -44,7 +41,10 @@ cdef extern from "atomics.h" nogil:
     unsigned long owner_acquire "gl_load_acquire"(unsigned long *)
     void gl_fence_seq_cst()
     flag load_flag "gl_load_relaxed"(flag *)
+    PyObject *load_head "gl_load_relaxed"(PyObject **)
     void store_flag "gl_store_release"(flag *, flag)
+
+cdef double SOON_S = 1e-6           # a timer this near is looked for in the next turn; guessed
 
 cdef extern from *:
     """
@@ -181,7 +181,7 @@ cdef class LoopCore(G):
         gl_lock(&self.w.lock)
         taken = gl_load_relaxed(&self.w.owner) != 0
         if not taken:
-            gl_store_relaxed(&self.w.owner, PyThread_get_thread_ident())
+            gl_store_relaxed(&self.w.owner, gl_thread_ident())
         gl_unlock(&self.w.lock)
         if taken:
             raise RuntimeError("This event loop is already running")
@@ -257,7 +257,7 @@ cdef class LoopCore(G):
             gl_lock(&self.w.lock)
             mine = owner_acquire(&self.w.owner) == 0      # a goroutine's last M sets that without the lock
             if mine:
-                gl_store_relaxed(&self.w.owner, PyThread_get_thread_ident())
+                gl_store_relaxed(&self.w.owner, gl_thread_ident())
             gl_unlock(&self.w.lock)
             if not mine:
                 with nogil:
@@ -304,7 +304,8 @@ cdef class LoopCore(G):
         a call from another thread raises RuntimeError, else it is posted as by call_soon_threadsafe().
         """
         cdef Handle h
-        self.check_open()
+        if load_flag(&self.closed):
+            self.check_open()
         if self.w.debug:
             self._check_call("call_soon", callback)
         if context is None:
@@ -338,8 +339,12 @@ cdef class LoopCore(G):
 
     def call_later(self, delay, callback, *args, context=None):
         """Call callback(*args) in `delay` seconds, never earlier. Returns a handle with when() and cancel()."""
+        cdef double now
         if delay is None:
             raise TypeError("delay must not be None")
+        if (type(delay) is float or type(delay) is int) and not self.custom_time and not self.custom_call_at:
+            now = gl_monotonic()
+            return self.set_timer(now + <double>delay, now, callback, args, context, "call_later", 0)
         when = (self.time() if self.custom_time else gl_monotonic()) + delay
         if self.custom_call_at:
             return self.call_at(when, callback, *args, context=context)
@@ -352,26 +357,35 @@ cdef class LoopCore(G):
         return self.timer(when, callback, args, context, "call_at")
 
     cdef object timer(self, when, callback, args, context, str what):
-        cdef double deadline, key
+        cdef double deadline
+        if type(when) is float:
+            deadline = when
+        else:
+            try:
+                deadline = when
+            except OverflowError:
+                deadline = INFINITY if when > 0 else -INFINITY
+        return self.set_timer(deadline, gl_monotonic(), callback, args, context, what,
+                              WHOLE if type(when) is int and not isinf(deadline) else 0)
+
+    cdef object set_timer(self, double deadline, double now, callback, args, context, str what, int flags):
+        """now: what gl_monotonic() has said just before."""
+        cdef double key
         cdef TimerHandle h
-        self.check_open()
+        if load_flag(&self.closed):
+            self.check_open()
         if self.w.debug:
             self._check_call(what, callback)
-        try:
-            deadline = when
-        except OverflowError:
-            deadline = INFINITY if when > 0 else -INFINITY
         if context is None:
             context = PyContext_CopyCurrent()
         h = make_timer(deadline, callback, args, context)
-        if type(when) is int and not isinf(deadline):
-            h.flags = WHOLE
+        h.flags = flags
         # NaN compares with nothing: on stock such a timer waits behind all others.
         key = INFINITY if isnan(deadline) else deadline
         if gl_world_mine(&self.w):
             if self.add_timer(h, key) < 0:
                 raise MemoryError()
-            if h.pos == 0 and not self.custom_time and key <= gl_monotonic():
+            if h.pos == 0 and key <= now + SOON_S and not self.custom_time:
                 self.w.timers_due = True
         else:
             self.add_timer_idle(h, key, what)
@@ -415,7 +429,9 @@ cdef class LoopCore(G):
 
     cdef int turn(self) except -1:
         cdef size_t n, entry
-        self.drain_inbox()
+        cdef Handle h
+        if load_head(&self.inbox) != NULL or self.taken != NULL:
+            self.drain_inbox()
         self.skipped += 1
         if (self.skipped > self.skip or self._stopping or gl_ring_len(&self.ready) == 0
                 or gl_ticks() - self.polled_at > GL_TICKS_LITTLE):
@@ -429,9 +445,14 @@ cdef class LoopCore(G):
         while n:
             n -= 1
             entry = gl_ring_pop(&self.ready)
-            if entry == 0:
+            if entry & 3:
+                self.run_entry(entry)
+            elif entry == 0:
                 break
-            self.run_entry(entry)
+            else:
+                h = <Handle><PyObject *>entry
+                Py_DECREF(h)
+                self.run_handle(h)
         return 0
 
     cdef int run_entry(self, size_t entry) except -1:

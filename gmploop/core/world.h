@@ -33,9 +33,15 @@ typedef struct {
 /* `owner` of a world that moves, while no M runs it: nobody's identity, and not "nobody runs it" either. */
 #define GL_BETWEEN_MS 1UL
 
-static inline int gl_world_mine(gl_world *w) {
-    return gl_load_relaxed(&w->owner) == PyThread_get_thread_ident();
-}
+/* PyThread_get_thread_ident(), without three calls where it is known what that is. */
+#if defined(__GLIBC__)
+#include <pthread.h>
+static inline unsigned long gl_thread_ident(void) { return (unsigned long)pthread_self(); }
+#else
+static inline unsigned long gl_thread_ident(void) { return PyThread_get_thread_ident(); }
+#endif
+
+static inline int gl_world_mine(gl_world *w) { return gl_load_relaxed(&w->owner) == gl_thread_ident(); }
 
 /* With the GIL every section between two calls into Python is atomic: nothing of a handle needs more protection. */
 #ifdef Py_GIL_DISABLED
