@@ -384,6 +384,8 @@ cdef class SSLCore(BufferedCore):
         buf = self._app_protocol_get_buffer(pending_in(self._incoming))
         with memoryview(buf) as whole, whole.cast("B") as view:
             wants = len(view)
+            if view.readonly:
+                self.sslobj.read(wants, view)       # raises what stock's raises
             PyObject_GetBuffer(view, &b, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)
             try:
                 while True:
@@ -429,12 +431,10 @@ cdef class SSLCore(BufferedCore):
         cdef list pieces = [as_bytes(data) for data in list_of_data]
         for data in pieces:
             total += len(data)
-        if len(pieces) > 1 and total <= JOIN:
-            pieces = [b"".join(pieces)]
-        if len(pieces) == 1:
-            self.write_piece(pieces[0])
-        elif self.may_write():
+        if self.may_write():
             try:
+                if len(pieces) > 1 and total <= JOIN:
+                    pieces = [b"".join(pieces)]
                 for data in pieces:
                     self.encrypt_or_keep(data)
                 if self._state is WRAPPED:
