@@ -43,7 +43,8 @@ cdef class G:
     cdef gl_world w         # owner, lock, timer heap
     cdef gl_g s             # state word and links of the scheduler: gstate.h
     cdef gl_ring ready      # Handle pointers, Watch pointers with bit 0 set, and pointers of tasks to be stepped with
-                            # bit 1 set; each a reference. Owner only
+                            # bit 1 set; each a reference. With both bits: the world itself, for a step of its root
+                            # coroutine; no reference. Owner only
     cdef PyObject *inbox    # newest first list of Handles linked by `next`; pushed by CAS, taken whole by the owner
     cdef PyObject *taken    # what the owner took from there and has not queued yet, oldest first; mostly empty
     cdef gl_pool *pool      # handles kept for reuse: a locked world's own, or its M's while one runs it; may be NULL
@@ -55,7 +56,8 @@ cdef class G:
     cdef flag told          # asyncio has been told of `current`
     cdef unsigned char shard
     cdef flag custom_call_soon      # callbacks go through it and not directly into the ring
-    cdef long waits         # operations at channels, locks and the like that wait in this world (waiter.pyx)
+    cdef int waits, waits_ended     # operations at channels, locks and the like (waiter.pyx): begun, less those ended,
+                                    # by the owner; and ended by others, atomic. Those that wait are the difference
     cdef object __weakref__
     cdef int push_entry(self, size_t entry) except -1
     cdef Handle enqueue(self, object callback, tuple args, object context)

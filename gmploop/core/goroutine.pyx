@@ -22,24 +22,17 @@ from gmploop.core.waiter cimport Waiter, NEW, PARKED, ENDED, W_GRANTED, gl_wait_
 
 cdef extern from *:
     """
-    /* Ends an iterator with a value: NULL, and StopIteration unless the value is None. */
-    static PyObject *gl_end_iteration(PyObject *value) {
-        PyObject *e;
-        if (value != Py_None && (e = PyObject_CallOneArg(PyExc_StopIteration, value)) != NULL) {
-            PyErr_SetObject(PyExc_StopIteration, e);
-            Py_DECREF(e);
-        }
-        return NULL;
-    }
     static void gl_give_await(PyObject *type, unaryfunc await, iternextfunc next) {
         ((PyTypeObject *)type)->tp_as_async->am_await = await;
         ((PyTypeObject *)type)->tp_iternext = next;
         PyType_Modified((PyTypeObject *)type);
     }
     """
-    PyObject *gl_end_iteration(PyObject *) noexcept
     ctypedef PyObject *(*slot)(PyObject *) except? NULL
     void gl_give_await(object, slot, slot)
+
+cdef extern from "raised.h":
+    PyObject *gl_end_iteration(PyObject *) noexcept
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()

@@ -33,11 +33,11 @@ cdef class MovingCore(LoopCore):
     cdef public flag has_asyncgens
     cdef int begin(self) except -1
     cdef int die(self) except -1
-    cdef int run_entries(self, void *m) except -1
     cdef int push_root(self) except -1
     cdef int step_root(self) except -1
     cdef PyObject *for_task(self, PyObject *result) except? NULL
     cdef int root_stepped(self, int status, PyObject *result, PyObject *raised) except -1
+    cdef int step_failed(self, object exc) except -1
     cdef int root_failed(self, object exc) except -1
     cdef int end_root(self, int status, object value) except -1
     cdef int adopt(self, Task t) except -1

@@ -19,7 +19,7 @@ import inspect
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
 from gmploop.core.g cimport (
-    G, gl_g, gl_ring_len, gl_ring_pop, gl_g_set, gl_g_cas, gl_g_notify, gl_load_acquire, G_IDLE,
+    G, gl_g, gl_ring_len, gl_ring_pop, gl_ring_push, gl_g_set, gl_g_cas, gl_g_notify, gl_load_acquire, G_IDLE,
     G_RUNNABLE, G_NOTIFIED, gl_g_clear_notified)
 from gmploop.core.future cimport make_future
 from gmploop.core.handle cimport flag, gl_lock, gl_unlock, gl_monotonic
@@ -100,11 +100,44 @@ def configure(world_type, fatal):
     gl_lighten(World)
 
 
+# Of functions that raise: called as these, they return -1 and leave the exception where it is. Each `try` in a turn costs
+# a few per cent of it.
+ctypedef int (*runner)(MovingCore w, void *m) noexcept
+ctypedef int (*settler)(MovingCore w, int status, PyObject *result, PyObject *raised) noexcept
+
+
+cdef int run_entries(MovingCore w, void *m) except -1:
+    """What is ready now, unless the P is taken away meanwhile: then the rest is for the next turn."""
+    cdef size_t n = gl_ring_len(&w.ready), entry
+    while n:
+        if w.w.debug:
+            w.debug_turn(1)
+        else:
+            entry = gl_ring_pop(&w.ready)
+            if entry == 0:
+                break
+            w.run_entry(entry)
+        n -= 1
+        if load_int(&(<gl_m *>m).preempt) or w.phase == OVER:
+            break
+    return 0
+
+
+cdef int settle(MovingCore w, int status, PyObject *result, PyObject *raised) except -1:
+    """After a step of the root coroutine, within its context; takes the references."""
+    if w.told:
+        w.told = False
+        leave(w, w.root)
+    if w.root is not None:
+        return w.root.stepped(status, w.for_task(result), raised)
+    return w.root_stepped(status, result, raised)
+
+
 cdef class MovingCore(LoopCore):
     # -- for the M that runs it
 
     cdef int run_turn(self, void *m) except -1:
-        cdef gl_m *mp = <gl_m *>m
+        cdef PyObject *raised
         if self.phase == NEW:
             self.begin()
         if gl_load_acquire(&self.s.state) & G_NOTIFIED:
@@ -114,10 +147,10 @@ cdef class MovingCore(LoopCore):
             self.push_root()
         if self.w.timers.n:
             self.take_due(gl_monotonic())
-        try:
-            self.run_entries(m)
-        except BaseException as exc:
-            report_fatal(self.home, exc)
+        if (<runner>run_entries)(self, m) < 0:
+            raised = gl_take_exception()
+            report_fatal(self.home, <object>raised)
+            Py_DECREF(<object>raised)
         if self._stopping and self.phase != OVER:
             self._stopped()
         if self.phase == OVER:
@@ -125,27 +158,8 @@ cdef class MovingCore(LoopCore):
             return TURN_DEAD
         return TURN_MORE if gl_ring_len(&self.ready) else TURN_IDLE
 
-    cdef int run_entries(self, void *m) except -1:
-        """What is ready now, unless the P is taken away meanwhile: then the rest is for the next turn."""
-        cdef size_t n = gl_ring_len(&self.ready), entry
-        while n:
-            if self.w.debug:
-                self.debug_turn(1)
-            else:
-                entry = gl_ring_pop(&self.ready)
-                if entry == 0:
-                    break
-                self.run_entry(entry)
-            n -= 1
-            if load_int(&(<gl_m *>m).preempt) or self.phase == OVER:
-                break
-        return 0
-
     cdef int run_entry(self, size_t entry) except -1:
-        if entry & 3 != 3:
-            return LoopCore.run_entry(self, entry)
-        Py_DECREF(self)
-        return self.step_root()
+        return self.step_root() if entry & 3 == 3 else LoopCore.run_entry(self, entry)
 
     cdef int begin(self) except -1:
         store_byte(&self.phase, LIVE)
@@ -172,8 +186,9 @@ cdef class MovingCore(LoopCore):
     cdef int push_root(self) except -1:
         """It is to be stepped. The entry is the world itself."""
         self.parked = False
-        Py_INCREF(self)
-        return self.push_entry(<size_t><PyObject *>self | 3)
+        if gl_ring_push(&self.ready, <size_t><PyObject *>self | 3) < 0:
+            raise MemoryError()
+        return 0
 
     cdef int wake_root(self, bint mine, bint next) except -1:
         if mine:
@@ -195,30 +210,32 @@ cdef class MovingCore(LoopCore):
                     self.root.must_cancel = True
             Py_INCREF(self.root)
             return run_task(self, <PyObject *>self.root)
-        coro, context = self.coro, self.context
-        if coro is None:                # it has ended; this stood behind what was ready then
+        if self.coro is None:           # it has ended; this stood behind what was ready then
             return self.root_over()
+        context = self.context
         self.waits_for = None
         PyContext_Enter(context)
         self.current, self.told = <PyObject *>self, False
-        status = PyIter_Send(<PyObject *>coro, <PyObject *>None, &result)
+        status = PyIter_Send(<PyObject *>self.coro, <PyObject *>None, &result)      # its task holds it, if one is made
         if result == NULL:
             raised = gl_take_exception()
         self.current = NULL
-        try:
-            if self.told:
-                self.told = False
-                leave(self, self.root)
-            if self.root is not None:
-                return self.root.stepped(status, self.for_task(result), raised)
-            return self.root_stepped(status, result, raised)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as exc:            # of what it has yielded: as with a task
-            self.call_exception_handler({"message": f"Exception in a step of {self.handle!r}", "exception": exc})
+        if (<settler>settle)(self, status, result, raised) < 0:
+            raised = gl_take_exception()
+            try:
+                self.step_failed(<object>raised)
+            finally:
+                Py_DECREF(<object>raised)
+                PyContext_Exit(context)
             return 0
-        finally:
-            PyContext_Exit(context)
+        return PyContext_Exit(context)
+
+    cdef int step_failed(self, object exc) except -1:
+        """What it has yielded was no good: as with a task."""
+        if isinstance(exc, (SystemExit, KeyboardInterrupt)):
+            return gl_raise_again(exc)
+        self.call_exception_handler({"message": f"Exception in a step of {self.handle!r}", "exception": exc})
+        return 0
 
     cdef PyObject *for_task(self, PyObject *result) except? NULL:
         """A goroutine that was awaited before this step has asked for a task."""
@@ -238,24 +255,24 @@ cdef class MovingCore(LoopCore):
 
     cdef int root_stepped(self, int status, PyObject *result, PyObject *raised) except -1:
         """What has come of a step; takes the references."""
-        try:
-            if raised != NULL:
-                return self.root_failed(<object>raised)
-            if status == PYGEN_RETURN:
-                return self.end_root(DONE, <object>result)
-            if result == <PyObject *>None:
-                return self.push_root()
-            if type(<object>result) is Goroutine:
-                self.waits_for, self.parked = <object>result, True
-                return 0 if (<Goroutine>result).join_root(self) else self.push_root()
-            if isinstance(<object>result, Waiter) and (<Waiter>result).may_arm(self):
-                self.waits_for, self.parked = <object>result, True
-                return (<Waiter>result).arm(self, None)
-            self.show_root()
-            return self.root.suspend(result)
-        finally:
-            Py_XDECREF(result)
-            Py_XDECREF(raised)
+        if raised != NULL:
+            what = <object>raised
+            Py_DECREF(what)
+            return self.root_failed(what)
+        what = <object>result
+        Py_DECREF(what)
+        if status == PYGEN_RETURN:
+            return self.end_root(DONE, what)
+        if what is None:
+            return self.push_root()
+        if type(what) is Goroutine:
+            self.waits_for, self.parked = what, True
+            return 0 if (<Goroutine>what).join_root(self) else self.push_root()
+        if (type(what) is Waiter or isinstance(what, Waiter)) and (<Waiter>what).may_arm(self):
+            self.waits_for, self.parked = what, True
+            return (<Waiter>what).arm_root()
+        self.show_root()
+        return self.root.suspend(result)
 
     cdef int root_failed(self, object exc) except -1:
         self.end_root(CANCELLED if isinstance(exc, CancelledError) else FAILED, exc)

@@ -1,4 +1,4 @@
-/* The exception that is set, as one object, on every Python. */
+/* The exception that is set, as one object, on every Python; and the one that ends an iteration. */
 #ifndef GMPLOOP_RAISED_H
 #define GMPLOOP_RAISED_H
 
@@ -17,6 +17,30 @@ static inline PyObject *gl_take_exception(void) {
     Py_DECREF(t); Py_XDECREF(tb);
     return v;
 #endif
+}
+
+/* Set it; takes the reference. What is being handled does not become its context. */
+static inline void gl_set_exception(PyObject *exc) {
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(exc);
+#else
+    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(exc)), exc, NULL);
+#endif
+}
+
+/* End an iteration with a value: NULL, with StopIteration(value) set unless the value is None. For each value that an
+ * await returns one is made, so it is made without the detour of a call. */
+static inline PyObject *gl_end_iteration(PyObject *value) {
+    PyTypeObject *type = (PyTypeObject *)PyExc_StopIteration;
+    PyObject *args, *exc;
+    if (value == Py_None || (args = PyTuple_Pack(1, value)) == NULL) return NULL;
+    exc = type->tp_new(type, args, NULL);       /* its tp_init would set `value`, and look for it in args */
+    Py_DECREF(args);
+    if (exc != NULL) {
+        ((PyStopIterationObject *)exc)->value = Py_NewRef(value);
+        gl_set_exception(exc);
+    }
+    return NULL;
 }
 
 /* Set again what was taken, as it was. */

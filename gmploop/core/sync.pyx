@@ -26,14 +26,6 @@ class WouldBlock(Exception):
     __module__ = "gmploop"
 
 
-cdef inline Waiter operation(Shared at, int op):
-    cdef Waiter w = Waiter.__new__(Waiter)
-    w.at = at
-    w.node.op = <unsigned char>op
-    w.node.state, w.node.owner = &w.state, <void *>w
-    return w
-
-
 cdef Py_ssize_t count(str what, value, Py_ssize_t least) except -1:
     """An int >= least."""
     try:
@@ -409,14 +401,13 @@ cdef class Select(Waiter):
         if self.seconds == 0:
             self.stage = ENDED
             return self.expired()
-        try:
-            self.park()
-            if self.seconds > 0:
+        self.park()
+        if self.seconds > 0:
+            try:
                 self.timer = self.loop.call_later(self.seconds, expire, self)
-        except BaseException:
-            self.stage = PARKED
-            self.quit()
-            raise
+            except BaseException:
+                self.quit()
+                raise
         return self
 
     cdef object granted(self):

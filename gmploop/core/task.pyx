@@ -605,8 +605,6 @@ cdef int step_from_waiter(Task t) except -1:
 
 cdef int resume(object who, Waiter w, bint mine) except -1:
     cdef Task t
-    if isinstance(who, G):
-        return (<G>who).wake_root(mine, True)
     t = <Task>who
     if not mine or not t.direct():
         return w.send_grant(mine, t.context_or_none())
