@@ -118,7 +118,7 @@ cdef int track_worlds(void (*forget)(G) noexcept) except -1:
 @cython.no_gc_clear
 cdef class G:
     def __dealloc__(self):
-        if gl_tasks_in(&self.world):
+        if self.tasks != NULL:
             forget_world(self)
         self.drop_queues()
         gl_ring_free(&self.ready)

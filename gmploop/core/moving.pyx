@@ -23,7 +23,7 @@ from gmploop.core.g cimport (
     G_RUNNABLE, G_NOTIFIED, gl_g_clear_notified)
 from gmploop.core.future cimport make_future
 from gmploop.core.handle cimport flag, gl_lock, gl_unlock, gl_monotonic
-from gmploop.core.goroutine cimport Goroutine, Request, RootJoin, PENDING, DONE, FAILED, CANCELLED
+from gmploop.core.goroutine cimport Goroutine, Request, RootJoin, set_cancelling, PENDING, DONE, FAILED, CANCELLED
 from gmploop.core.netpoll cimport SharedPoller, shared_poller
 from gmploop.core.poller cimport Watch, Poller, uint32_t, EV_LEVEL
 from gmploop.core.sched cimport (
@@ -71,12 +71,13 @@ cdef extern from "atomics.h" nogil:
     void gl_fence_seq_cst()
     int load_int "gl_load_acquire"(int *)
     int cas_int "gl_cas_int"(int *, int, int)
+    flag load_flag "gl_load_acquire"(flag *)
+    flag take_flag "gl_exchange_acq_rel"(flag *, flag)
+    PyObject *take_object "gl_exchange_acq_rel"(PyObject **, PyObject *)
     PyObject *load_inbox "gl_load_acquire"(PyObject **)
-    int take_int "gl_exchange_acq_rel"(int *, int)
     unsigned char load_byte "gl_load_acquire"(unsigned char *)
     void store_byte "gl_store_release"(unsigned char *, unsigned char)
     void store_flag "gl_store_release"(flag *, flag)
-    void store_int "gl_store_release"(int *, int)
     void gl_store_relaxed(unsigned long *, unsigned long)
     uint32_t take_events "gl_exchange_acq_rel"(uint32_t *, uint32_t)
 
@@ -143,7 +144,7 @@ cdef class MovingCore(LoopCore):
         if gl_load_acquire(&self.s.state) & G_NOTIFIED:
             gl_g_clear_notified(&self.s.state)
         self.drain_inbox()
-        if self.parked and take_int(&self.woken, 0):
+        if self.parked and take_flag(&self.woken, False):
             self.push_root()
         if self.w.timers.n:
             self.take_due(gl_monotonic())
@@ -162,9 +163,10 @@ cdef class MovingCore(LoopCore):
         return self.step_root() if entry & 3 == 3 else LoopCore.run_entry(self, entry)
 
     cdef int begin(self) except -1:
+        cdef PyObject *early
         store_byte(&self.phase, LIVE)
         store_flag(&self.handle.started, True)
-        if has_table() and PyCoro_CheckExact(self.coro) and not self.w.debug and not load_int(&self.told_to_cancel):
+        if has_table() and PyCoro_CheckExact(self.coro) and not self.w.debug and load_inbox(&self.early_cancel) == NULL:
             return self.push_root()
         try:
             if PyCoro_CheckExact(self.coro):
@@ -172,9 +174,12 @@ cdef class MovingCore(LoopCore):
                 self.root.step_soon(NULL)
             else:
                 self.adopt(Task(self.coro, loop=self, name=self.handle.name(), context=self.context))
-            if load_int(&self.told_to_cancel):
-                self.root.cancel()
-                store_int(&self.told_to_cancel, 2)
+            early = take_object(&self.early_cancel, NULL)
+            if early != NULL:
+                msg = <object>early
+                Py_DECREF(msg)
+                self.cancelled_early = True
+                self.root.cancel(msg)
         except BaseException as exc:
             store_byte(&self.phase, OVER)
             self.root = None
@@ -193,7 +198,7 @@ cdef class MovingCore(LoopCore):
     cdef int wake_root(self, bint mine, bint next) except -1:
         if mine:
             return self.push_root() + 1
-        take_int(&self.woken, 1)        # not a plain store: the state is read after it, see run_turn()
+        take_flag(&self.woken, True)    # not a plain store: the state is read after it, see run_turn()
         if gl_g_notify(&self.s.state):
             gl_ready(sched(), current_m(), &self.s, next)
         return 1
@@ -352,6 +357,7 @@ cdef class MovingCore(LoopCore):
         gl_unlock(&self.w.lock)
         store_flag(&self.closed, True)
         gl_fence_seq_cst()              # who posts after this look at the inbox sees that (purge())
+        Py_XDECREF(take_object(&self.early_cancel, NULL))   # of a cancel that came as it began
         if self.watches:
             (<SharedPoller>self.poller).close_watches_of(self)
         gl_timer_forget(&self.s)
@@ -408,7 +414,7 @@ cdef class MovingCore(LoopCore):
     def create_task(self, coro, *, name=None, context=None, **kwargs):
         """Run a coroutine as a task of this world."""
         self.check_open()
-        self.inner += 1
+        self.inner = True
         if self._task_factory is None and not kwargs:
             return new_task(self, coro, name, context)
         if self._task_factory is None:
@@ -422,21 +428,28 @@ cdef class MovingCore(LoopCore):
     def _cancel_from_anywhere(self, msg, by):
         try:
             if load_byte(&self.phase) == NEW:
-                store_int(&self.told_to_cancel, 1)
+                Py_INCREF(msg)
+                Py_XDECREF(take_object(&self.early_cancel, <PyObject *>msg))
             self.call_soon_threadsafe(self._cancel_root, msg, by)
         except RuntimeError:
             return False
         return True
 
     def _cancel_root(self, msg, Request by):
-        if self.told_to_cancel == 2:            # begin() has done it
-            self.told_to_cancel = 0
+        if self.cancelled_early:                # begin() has done it
+            self.cancelled_early = False
             if by is not None:
                 by.told += 1
             return
         self.show_root()
-        if self.root is not None and self.root.cancel(msg) and by is not None:
-            by.told += 1
+        if self.root is None:
+            return
+        before = set_cancelling(by)
+        try:
+            if self.root.cancel(msg) and by is not None:
+                by.told += 1
+        finally:
+            set_cancelling(before)
 
     @property
     def goroutine(self):
@@ -551,7 +564,7 @@ cdef int put_back(MovingCore w) except -1:
     """To sleep again, without a turn. Who posted meanwhile saw RUNNABLE and left it to us; of timers nothing is seen."""
     if w.w.timers.n == 0 and cas_int(&w.s.state, G_RUNNABLE, G_IDLE):
         gl_fence_seq_cst()          # with the post, or the exchange in wake_root()
-        if (load_inbox(&w.inbox) == NULL and not load_int(&w.woken)) or not gl_g_notify(&w.s.state):
+        if (load_inbox(&w.inbox) == NULL and not load_flag(&w.woken)) or not gl_g_notify(&w.s.state):
             return 0
     gl_ready(sched(), current_m(), &w.s, False)
     return 0

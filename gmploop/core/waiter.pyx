@@ -43,20 +43,22 @@ cdef extern from *:
         if (!mp->waiters) mp->waiters = calloc(1, sizeof(gl_spares));
         return (gl_spares *)mp->waiters;
     }
-    static PyObject *gl_alloc_waiter(PyTypeObject *type, Py_ssize_t n) {
-        (void)n;
-        return gl_spare_alloc(gl_my_waiters(), gl_waiter_type, type);
+    static PyObject *gl_fresh_waiter;
+    static PyObject *gl_new_waiter(PyObject *no_args) {
+        PyObject *o = gl_spare_copy(gl_my_waiters(), gl_fresh_waiter);
+        return o ? o : gl_waiter_type->tp_new(gl_waiter_type, no_args, NULL);
     }
     static void gl_free_waiter(void *o) { gl_spare_free(gl_my_waiters(), gl_waiter_type, o); }
-    static void gl_keep_waiters(PyTypeObject *type, gl_m *(*my_m)(void)) {
+    static void gl_keep_waiters(PyTypeObject *type, PyObject *fresh, gl_m *(*my_m)(void)) {
         gl_my_m = my_m;
+        gl_fresh_waiter = Py_NewRef(fresh);
         gl_waiter_type = type;
-        gl_waiter_type->tp_alloc = gl_alloc_waiter;
-        gl_waiter_type->tp_free = gl_free_waiter;
+        type->tp_free = gl_free_waiter;
     }
     """
     void gl_count(int *, int)
-    void gl_keep_waiters(type, gl_m *(*)() noexcept nogil)
+    object gl_new_waiter(tuple)
+    void gl_keep_waiters(type, object, gl_m *(*)() noexcept nogil)
 
 cdef extern from "raised.h":
     PyObject *gl_end_iteration(PyObject *) noexcept
@@ -181,7 +183,7 @@ cdef int flush(gl_chain *out) except -1:
 
 
 cdef Waiter operation(Shared at, int op):
-    cdef Waiter w = Waiter.__new__(Waiter)
+    cdef Waiter w = <Waiter>gl_new_waiter(())
     w.at = at
     w.node.op = <unsigned char>op
     w.node.state, w.node.owner = &w.state, <void *>w
@@ -814,7 +816,7 @@ base_traverse = (<SlotsOfType *>Waiter).tp_traverse
 (<SlotsOfType *>Waiter).tp_traverse = traverse_waiter
 set_slots(Shared)
 set_next(Waiter)
-gl_keep_waiters(Waiter, current_m)
+gl_keep_waiters(Waiter, Waiter.__new__(Waiter), current_m)
 
 
 # -- who waits for what
