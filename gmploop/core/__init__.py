@@ -24,7 +24,7 @@ Each of the first three is a table of legal transitions, checked when GMPLOOP_DE
 Locks. Their sections are a few loads and stores, in which no reference is dropped and no Python code runs. Only these are
 taken one inside the other, in this order:
     the scheduler's `lock` (idle lists, global queue), a P's `tlock` (its timer heap)           schedtypes.h
-    the list of all channels and locks, those by ascending address                             sync.pyx, waitq.h
+    the list of all channels and locks, those by ascending address                             waiter.pyx, waitq.h
     a shard of worlds, a world's list of tasks                                                 tasklist.h
 
 Imports point down: runtime -> stream, datagram, fdwatch -> transport -> poller -> g -> handle; moving -> m, netpoll,

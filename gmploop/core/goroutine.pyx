@@ -20,6 +20,9 @@ from gmploop.core.sched cimport current_m, gl_m
 from gmploop.core.task cimport next_number
 from gmploop.core.waiter cimport Waiter, NEW, PARKED, ENDED, W_GRANTED, gl_wait_decide, set_next
 
+cdef extern from "raised.h":
+    PyObject *gl_stop_iteration(PyObject *) noexcept
+
 cdef extern from *:
     """
     static void gl_give_await(PyObject *type, unaryfunc await, iternextfunc next) {
@@ -30,9 +33,6 @@ cdef extern from *:
     """
     ctypedef PyObject *(*slot)(PyObject *) except? NULL
     void gl_give_await(object, slot, slot)
-
-cdef extern from "raised.h":
-    PyObject *gl_end_iteration(PyObject *) noexcept
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
@@ -402,7 +402,7 @@ cdef PyObject *next_of_goroutine(PyObject *o) except? NULL:
         Py_INCREF(handle)
         return o
     result = handle.outcome()
-    return gl_end_iteration(<PyObject *>result)
+    return gl_stop_iteration(<PyObject *>result)
 
 
 gl_give_await(Goroutine, await_goroutine, next_of_goroutine)

@@ -1,4 +1,4 @@
-/* The exception that is set, as one object, on every Python; and the one that ends an iteration. */
+/* Exceptions by the C-API: the one that is set, as one object on every Python; and the end of an iterator. */
 #ifndef GMPLOOP_RAISED_H
 #define GMPLOOP_RAISED_H
 
@@ -28,9 +28,9 @@ static inline void gl_set_exception(PyObject *exc) {
 #endif
 }
 
-/* End an iteration with a value: NULL, with StopIteration(value) set unless the value is None. For each value that an
- * await returns one is made, so it is made without the detour of a call. */
-static inline PyObject *gl_end_iteration(PyObject *value) {
+/* Ends an iterator with a value: NULL, and StopIteration unless the value is None. Most awaits that return something end
+ * so: it is made without the detour of a call. */
+static inline PyObject *gl_stop_iteration(PyObject *value) {
     PyTypeObject *type = (PyTypeObject *)PyExc_StopIteration;
     PyObject *args, *exc;
     if (value == Py_None || (args = PyTuple_Pack(1, value)) == NULL) return NULL;

@@ -19,9 +19,6 @@ typedef struct { int n; PyObject *a[GL_SPARES]; } gl_spares;
 static inline PyObject *gl_spare_copy(gl_spares *s, PyObject *fresh) {
     PyTypeObject *type = Py_TYPE(fresh);
     PyObject *o;
-#if PY_VERSION_HEX < 0x030C0000
-    return NULL;                /* None is counted there */
-#endif
     if (!s || !s->n) return NULL;
     o = s->a[--s->n];
     memcpy(o + 1, fresh + 1, (size_t)type->tp_basicsize - sizeof(PyObject));
@@ -31,7 +28,9 @@ static inline PyObject *gl_spare_copy(gl_spares *s, PyObject *fresh) {
 }
 
 static inline void gl_spare_free(gl_spares *s, PyTypeObject *only, void *o) {
-    if (s && s->n < GL_SPARES && Py_TYPE((PyObject *)o) == only) s->a[s->n++] = (PyObject *)o;
+    if (PY_VERSION_HEX >= 0x030C0000            /* before, None is counted: a copy would have to */
+            && s && s->n < GL_SPARES && Py_TYPE((PyObject *)o) == only)
+        s->a[s->n++] = (PyObject *)o;
     else PyObject_GC_Del(o);
 }
 

@@ -26,6 +26,11 @@ from gmploop.core.g cimport G
 from gmploop.core.operation cimport thrown
 from gmploop.core.sched cimport current_m, gl_m
 
+cdef extern from "raised.h":
+    PyObject *gl_stop_iteration(PyObject *) noexcept
+    object gl_take_exception()
+    int gl_raise_again(object) except -1
+
 cdef extern from *:
     """
     #include "spares.h"
@@ -59,11 +64,6 @@ cdef extern from *:
     void gl_count(int *, int)
     object gl_new_waiter(tuple)
     void gl_keep_waiters(type, object, gl_m *(*)() noexcept nogil)
-
-cdef extern from "raised.h":
-    PyObject *gl_end_iteration(PyObject *) noexcept
-    object gl_take_exception()
-    int gl_raise_again(object) except -1
 
 cdef extern from "Python.h":
     ctypedef PyObject *(*iternextfunc)(PyObject *) except? NULL
@@ -773,7 +773,7 @@ cdef PyObject *next_step(PyObject *o) except? NULL:
     if w.stage == PARKED:
         Py_INCREF(r)
         return <PyObject *>r
-    return gl_end_iteration(<PyObject *>r)
+    return gl_stop_iteration(<PyObject *>r)
 
 
 cdef traverseproc base_traverse
