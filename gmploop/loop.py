@@ -5,12 +5,15 @@ subprocess set-up, the shut-down of generators and executors. So each Python bri
 replaces what those parts rest on: callbacks, timers, the cycle, `_add_reader` and its kin, the socket transports.
 """
 
+import concurrent.futures
+import contextlib
 import errno
 import functools
 import selectors
 import socket
 import ssl
 import sys
+import threading
 import weakref
 from asyncio import (base_events, constants, events, format_helpers, futures, protocols, tasks, trsock, unix_events)
 from asyncio.log import logger
@@ -113,28 +116,37 @@ def _tune_malloc():
 
 
 class _AcceptingLoop:
-    """Servers whose poller accepts by itself (io_uring). Not on sockets that were given: an accept that the kernel has
-    would keep one open that its owner closes, and take the connections of other processes at it while this one is
-    busy."""
+    """Servers whose poller accepts by itself (io_uring). Not on sockets that other processes may have: an accept that
+    the kernel has would keep one open that its owner closes, and take the connections of the others while this process
+    is busy. Those are sockets that were given, that are served later than they are made, when there may have been a
+    fork, and the parent's in a child."""
 
-    _given = ()             # those sockets
+    _shared_socks = ()      # those sockets
 
-    async def create_server(self, protocol_factory, host=None, port=None, *, sock=None, **options):
-        self._note_given(sock)
-        return await super().create_server(protocol_factory, host, port, sock=sock, **options)
+    async def create_server(self, protocol_factory, host=None, port=None, *, sock=None, start_serving=True, **options):
+        self._note_shared(sock)
+        return self._note_later(start_serving, await super().create_server(
+            protocol_factory, host, port, sock=sock, start_serving=start_serving, **options))
 
-    async def create_unix_server(self, protocol_factory, path=None, *, sock=None, **options):
-        self._note_given(sock)
-        return await super().create_unix_server(protocol_factory, path, sock=sock, **options)
+    async def create_unix_server(self, protocol_factory, path=None, *, sock=None, start_serving=True, **options):
+        self._note_shared(sock)
+        return self._note_later(start_serving, await super().create_unix_server(
+            protocol_factory, path, sock=sock, start_serving=start_serving, **options))
 
-    def _note_given(self, sock):
-        if self.poller.accepts and isinstance(sock, socket.socket):
-            self._given = self._given or weakref.WeakSet()
-            self._given.add(sock)
+    def _note_shared(self, *socks):
+        for sock in socks:
+            if self.poller.accepts and isinstance(sock, socket.socket):
+                self._shared_socks = self._shared_socks or weakref.WeakSet()
+                self._shared_socks.add(sock)
+
+    def _note_later(self, start_serving, server):
+        if not start_serving:
+            self._note_shared(*server._sockets)
+        return server
 
     def _start_serving(self, protocol_factory, sock, sslcontext=None, server=None, *more, **named):
         options = sslcontext, server, *more, *named.values()        # since Python 3.15 there is a context, the last
-        if (not self.poller.accepts or not isinstance(sock, socket.socket) or sock in self._given
+        if (not self.poller.accepts or not isinstance(sock, socket.socket) or sock in self._shared_socks
                 or isinstance(protocol_factory, sharing.Isolating)):
             return super()._start_serving(protocol_factory, sock, *options)
         context = options[5] if len(options) > 5 else None
@@ -151,6 +163,9 @@ class _AcceptingLoop:
             self._serve_connection(protocol_factory, conn, address, *options)
 
         def failed(exc):
+            if exc.errno == errno.ECHILD:           # this is a child
+                self._note_shared(sock)
+                return self._start_serving(protocol_factory, sock, *options)
             if exc.errno not in _OUT_OF_RESOURCES:
                 self.call_later(constants.ACCEPT_RETRY_DELAY, self._accept_again, protocol_factory, sock, *options)
                 raise exc
@@ -160,8 +175,24 @@ class _AcceptingLoop:
 
     def _stop_serving(self, sock):
         if self.poller.accepts:
-            poller_uring().stop_accepting(self.poller, sock.fileno())
+            self._stop_accepting(sock.fileno())
         super()._stop_serving(sock)
+
+    def _stop_accepting(self, fd):
+        """When it returns the kernel has let go of the listener, unless another thread runs the loop and is busy."""
+        stopped = concurrent.futures.Future()
+
+        def stop():
+            if stopped.set_running_or_notify_cancel():
+                stopped.set_result(poller_uring().stop_accepting(self.poller, fd))
+
+        if self._thread_id in (None, threading.get_ident()):
+            return stop()
+        with contextlib.suppress(RuntimeError, TimeoutError):       # closed by now; busy
+            self.call_soon_threadsafe(stop)
+            return stopped.result(config.ACCEPTS_END_S)
+        if stopped.cancel():
+            poller_uring().stop_accepting(self.poller, fd)
 
 
 class Loop(signals.SignalLoop, sharing.SharingLoop, _AcceptingLoop, runtime.LoopCore, _BaseLoop):

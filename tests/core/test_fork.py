@@ -201,6 +201,38 @@ def test_descriptors_closed_by_the_child_do_not_keep_its_loop_from_going_on(loop
         os.close(fd)
 
 
+@pytest.mark.parametrize("begun", ["before the fork", "in each child"])
+def test_children_of_a_parent_that_waits_serve_all_who_come(loop, pipe, begun):
+    """A parent that binds, forks and looks after its children only: no connection may wait for it."""
+    class Greeter(asyncio.Protocol):
+        def connection_made(self, transport):
+            transport.write(b"hello")
+            transport.close()
+
+    server = loop.run_until_complete(loop.create_server(Greeter, "127.0.0.1", 0, start_serving=begun[0] == "b"))
+    loop.run_until_complete(asyncio.sleep(0.001))
+
+    source, sink = pipe
+
+    def body():
+        loop.run_until_complete(server.start_serving())
+        loop.add_reader(source, lambda: (os.read(source, 1), loop.stop()))
+        loop.run_forever()
+        loop.remove_reader(source)
+        server.close()
+        loop.close()
+    children = [fork(body) for _ in range(2)]
+    try:
+        for _ in range(10):
+            with socket.create_connection(server.sockets[0].getsockname(), 5) as client:
+                assert client.recv(100) == b"hello"
+    finally:
+        os.write(sink, b"x" * len(children))
+        for child in children:
+            ended(child)
+        server.close()
+
+
 def test_a_server_accepts_in_parent_and_child(loop):
     async def serve():
         return await loop.create_server(Recorder, "127.0.0.1", 0)
