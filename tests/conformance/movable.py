@@ -17,6 +17,7 @@ from gmploop import world
 from gmploop.core import moving
 
 PROCS = 2
+LOOK_UP_S = 0.01        # the main thread runs signal handlers, and SIGCHLD goes to the thread that forked, not to one that waits
 
 
 class Held:
@@ -76,7 +77,8 @@ class MovableLoop(world.World):
         self._check_closed()
         self._check_running()
         self.release()
-        self.held.wait()
+        while not self.held.wait(LOOK_UP_S):
+            pass
         if self.fatal is not None:
             raise self.fatal
 
