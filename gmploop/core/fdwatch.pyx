@@ -171,7 +171,7 @@ cdef class FdWatch(Watch):
     def forget_socket(self, ref):
         """The socket object is gone. A world that moves does the rest itself: the last reference may drop anywhere."""
         cdef unsigned long owner = gl_load_relaxed(&self.g.w.owner) if GL_FREE_THREADED and self.g is not None else 0
-        if owner and owner != PyThread_get_thread_ident():
+        if owner != PyThread_get_thread_ident() and (owner or GL_FREE_THREADED and self.g is not None and self.g._moves):
             try:
                 self.g.call_soon_threadsafe(self.forget_socket, ref)
             except RuntimeError:

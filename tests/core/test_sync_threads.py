@@ -464,6 +464,7 @@ def test_storm(in_thread, cancelling):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cancelling", [False, True])
 def test_long_storm(in_thread, cancelling):
     for seed in range(400):
