@@ -13,6 +13,7 @@ OWN_TASKS: dict[str, str] = {}
 _WRITES = "writes to a transport, or reads its state, while the loop does not run, and waits for ever for what is refused"
 _HELD = "current_task() of a loop that does not run: while the tests drive a world, its root task holds it"
 _ORDER = "call_soon() is carried out where the world is held: another thread than that of call_soon_threadsafe()"
+_LATER = "without the GIL: what one thread has made and another drops last is freed when the former runs Python again"
 MOVABLE: dict[str, str] = EXCLUSIONS | {
     "called while another thread runs": "writes to a transport from the thread that waits: refused",
     "test_events.EventLoopTestsMixin.test_create_unix_server_ssl": _WRITES,
@@ -24,5 +25,7 @@ MOVABLE: dict[str, str] = EXCLUSIONS | {
     "test_events.EventLoopTestsMixin.test_call_soon_threadsafe_same_thread": _ORDER,
     "test_tasks.CCurrentLoopTests.test_current_task_no_running_loop": _HELD,
     "test_tasks.PyCurrentLoopTests.test_current_task_no_running_loop": _HELD,
+    "test_events.EventLoopTestsMixin.test_run_until_complete_nesting": _LATER,
+    "test_ssl.TestSSL.test_create_connection_memory_leak": _LATER,
     "test_events.EventLoopTestsMixin.test_internal_fds": "counts the descriptors of stock's own self-pipe",
 }

@@ -62,6 +62,28 @@ def test_handlers_run_on_different_threads_at_once(runtime):
     runtime(main())
 
 
+def test_busy_connections_share_the_ps_about_equally(runtime):
+    """A new one goes to a P that has less to do: on a busy machine, too, neither of two does nearly all."""
+    def runs():
+        return [proc["runs"] for proc in gmploop.stats()["per_proc"][:2]]
+
+    async def works(reader, writer):
+        for _ in range(20):
+            end = time.thread_time() + 0.0005
+            while time.thread_time() < end:
+                pass
+            await asyncio.sleep(0)
+        writer.close()
+
+    async def main():
+        before = runs()
+        async with await gmploop.start_server(works, HOST, 0) as server:
+            await asyncio.gather(*[ask(server) for _ in range(64)])
+        return [after - old for after, old in zip(runs(), before, strict=True)]
+    turns = runtime(main())
+    assert sum(turns) >= 64 * 20 and max(turns) < 0.9 * sum(turns)
+
+
 @pytest.mark.parametrize("procs", [1, 2])
 def test_two_handlers_that_block_do_not_hold_up_a_third(runtime, procs):
     release = threading.Event()
