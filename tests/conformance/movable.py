@@ -17,7 +17,7 @@ from gmploop import world
 from gmploop.core import moving
 
 PROCS = 2
-LOOK_UP_S = 0.01        # the main thread runs signal handlers, and SIGCHLD goes to the thread that forked, not to one that waits
+LOOK_UP_S = 0.01        # only the main thread runs signal handlers, and SIGCHLD wakes the thread that forked
 
 
 class Held:
