@@ -486,8 +486,7 @@ def test_a_signal_to_the_child_of_a_running_loop_is_not_taken_for_the_parent_s()
     """) == "[]\n['parent']\n"
 
 
-def test_a_loop_that_goes_on_in_the_child_handles_its_own_signals_only():
-    assert child_output("gmploop", """
+FORKS_WITH_A_HANDLER = """
         import warnings
         warnings.simplefilter("ignore")
         loop = new_loop()
@@ -495,6 +494,11 @@ def test_a_loop_that_goes_on_in_the_child_handles_its_own_signals_only():
         loop.add_signal_handler(signal.SIGUSR1, seen.append, "handled")
         loop.run_until_complete(asyncio.sleep(0.001))
         pid = os.fork()
+"""
+
+
+def test_a_loop_that_goes_on_in_the_child_handles_its_own_signals_only():
+    assert child_output("gmploop", FORKS_WITH_A_HANDLER + """
         if not pid:
             status = 1
             try:
@@ -513,14 +517,7 @@ def test_a_loop_that_goes_on_in_the_child_handles_its_own_signals_only():
 
 
 def test_a_signal_to_the_child_before_its_loop_runs_is_not_taken_for_the_parent_s():
-    assert child_output("gmploop", """
-        import warnings
-        warnings.simplefilter("ignore")
-        loop = new_loop()
-        seen = []
-        loop.add_signal_handler(signal.SIGUSR1, seen.append, "handled")
-        loop.run_until_complete(asyncio.sleep(0.001))
-        pid = os.fork()
+    assert child_output("gmploop", FORKS_WITH_A_HANDLER + """
         if not pid:
             try:
                 os.kill(os.getpid(), signal.SIGUSR1)
