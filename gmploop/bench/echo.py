@@ -170,12 +170,6 @@ async def serve(settings):
     await asyncio.Event().wait()           # until killed
 
 
-def main():
-    from loops import enter_child, factory_of
-    settings = enter_child()
-    with asyncio.Runner(loop_factory=factory_of(settings["loop"])) as runner:
-        runner.run(serve(settings))
-
-
 if __name__ == "__main__":
-    main()
+    from loops import run_child
+    run_child(serve)

@@ -109,6 +109,13 @@ def factory_of(name):
     return functools.partial(factory, **dict(kind.options)) if kind.options else factory
 
 
+def run_child(serve):
+    """Run `serve(settings)` in this child on the loop that its settings name."""
+    settings = enter_child()
+    with asyncio.Runner(loop_factory=factory_of(settings["loop"])) as runner:
+        runner.run(serve(settings))
+
+
 def check_running(name):
     """Raise RuntimeError unless the running loop is of the kind called `name`; return its full class name."""
     loop_type = type(asyncio.get_running_loop())

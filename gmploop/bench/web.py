@@ -97,13 +97,7 @@ async def serve(settings):
     await SERVERS[settings["kind"]](lambda port: announce(port, name))
 
 
-def main():
-    import echo  # noqa: F401 (while the folder of this file is still on the path)
-    from loops import enter_child, factory_of
-    settings = enter_child()
-    with asyncio.Runner(loop_factory=factory_of(settings["loop"])) as runner:
-        runner.run(serve(settings))
-
-
 if __name__ == "__main__":
-    main()
+    import echo  # noqa: F401 (while the folder of this file is still on the path)
+    from loops import run_child
+    run_child(serve)

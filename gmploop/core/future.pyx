@@ -23,15 +23,10 @@ from gmploop.core.handle cimport gl_world_mine
 cdef extern from *:
     """
     #include <stddef.h>
-    /* Ends an iterator with a value. Returns NULL, with an error set unless the value is None. */
-    static PyObject *gl_stop_iteration(PyObject *value) {
-        if (value != Py_None) {
-            if (PyTuple_Check(value) || PyExceptionInstance_Check(value)) {
-                PyObject *e = PyObject_CallOneArg(PyExc_StopIteration, value);
-                if (e) PyErr_SetObject(PyExc_StopIteration, e);
-                Py_XDECREF(e);
-            } else PyErr_SetObject(PyExc_StopIteration, value);
-        }
+    #include "raised.h"
+    /* As gl_stop_iteration(); takes the reference. */
+    static PyObject *gl_stop_with(PyObject *value) {
+        gl_stop_iteration(value);
         Py_DECREF(value);
         return NULL;
     }
@@ -50,7 +45,7 @@ cdef extern from *:
         PyType_Modified(t);
     }
     """
-    PyObject *gl_stop_iteration(PyObject *)
+    PyObject *gl_stop_with(PyObject *)
     PyObject *gl_raise(PyObject *)
     ctypedef PyObject *(*unaryfunc)(PyObject *) noexcept
     void gl_give_attrs(object, Py_ssize_t, unaryfunc, unaryfunc)
@@ -606,7 +601,7 @@ cdef PyObject *future_next(PyObject *o) noexcept:
         return raise_here(exc)
     if how < 0:
         return raise_here(RuntimeError("await wasn't used with future"))
-    return gl_raise(value) if how else gl_stop_iteration(value)
+    return gl_raise(value) if how else gl_stop_with(value)
 
 
 cdef class FutureIter:

@@ -20,24 +20,17 @@ from gmploop.core.sched cimport current_m, gl_m
 from gmploop.core.task cimport next_number
 from gmploop.core.waiter cimport Waiter, NEW, PARKED, ENDED, W_GRANTED, gl_wait_decide, set_next
 
+cdef extern from "raised.h":
+    PyObject *gl_stop_iteration(PyObject *) noexcept
+
 cdef extern from *:
     """
-    /* Ends an iterator with a value: NULL, and StopIteration unless the value is None. */
-    static PyObject *gl_end_iteration(PyObject *value) {
-        PyObject *e;
-        if (value != Py_None && (e = PyObject_CallOneArg(PyExc_StopIteration, value)) != NULL) {
-            PyErr_SetObject(PyExc_StopIteration, e);
-            Py_DECREF(e);
-        }
-        return NULL;
-    }
     static void gl_give_await(PyObject *type, unaryfunc await, iternextfunc next) {
         ((PyTypeObject *)type)->tp_as_async->am_await = await;
         ((PyTypeObject *)type)->tp_iternext = next;
         PyType_Modified((PyTypeObject *)type);
     }
     """
-    PyObject *gl_end_iteration(PyObject *) noexcept
     ctypedef PyObject *(*slot)(PyObject *) except? NULL
     void gl_give_await(object, slot, slot)
 
@@ -380,7 +373,7 @@ cdef PyObject *next_of_goroutine(PyObject *o) except? NULL:
         Py_INCREF(handle)
         return o
     result = handle.outcome()
-    return gl_end_iteration(<PyObject *>result)
+    return gl_stop_iteration(<PyObject *>result)
 
 
 gl_give_await(Goroutine, await_goroutine, next_of_goroutine)

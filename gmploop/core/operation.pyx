@@ -8,19 +8,10 @@ a traceback entry from each, which was three quarters of the cost of a send and 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
+cdef extern from "raised.h":
+    PyObject *gl_stop_iteration(PyObject *) noexcept
+
 cdef extern from *:
-    """
-    /* The end of an iterator: NULL, and StopIteration with the value unless that is None. */
-    static PyObject *gl_stop(PyObject *value) {
-        PyObject *e;
-        if (value != Py_None && (e = PyObject_CallOneArg(PyExc_StopIteration, value)) != NULL) {
-            PyErr_SetObject(PyExc_StopIteration, e);
-            Py_DECREF(e);
-        }
-        return NULL;
-    }
-    """
-    PyObject *gl_stop(PyObject *) noexcept
     ctypedef PyObject *(*iternextfunc)(PyObject *) except? NULL
     ctypedef struct SlotsOfType "PyTypeObject":
         iternextfunc tp_iternext
@@ -93,7 +84,7 @@ cdef class Operation:
 cdef PyObject *op_next(PyObject *op) except? NULL:
     result = (<Operation>op).step()
     if (<Operation>op).state == ENDED:
-        return gl_stop(<PyObject *>result)
+        return gl_stop_iteration(<PyObject *>result)
     Py_INCREF(result)
     return <PyObject *>result
 

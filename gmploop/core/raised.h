@@ -1,4 +1,4 @@
-/* The exception that is set, as one object, on every Python. */
+/* Exceptions by the C-API: the one that is set, as one object on every Python; and the end of an iterator. */
 #ifndef GMPLOOP_RAISED_H
 #define GMPLOOP_RAISED_H
 
@@ -23,6 +23,22 @@ static inline PyObject *gl_take_exception(void) {
 static inline int gl_raise_again(PyObject *exc) {
     PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(exc)), Py_NewRef(exc), PyException_GetTraceback(exc));
     return -1;
+}
+
+/* Ends an iterator with a value: NULL, and StopIteration unless the value is None. Those that would be taken for its
+   arguments are wrapped. */
+static inline PyObject *gl_stop_iteration(PyObject *value) {
+    if (value == Py_None) return NULL;
+    if (!PyTuple_Check(value) && !PyExceptionInstance_Check(value)) {
+        PyErr_SetObject(PyExc_StopIteration, value);
+        return NULL;
+    }
+    PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, value);
+    if (stop) {
+        PyErr_SetObject(PyExc_StopIteration, stop);
+        Py_DECREF(stop);
+    }
+    return NULL;
 }
 
 #endif

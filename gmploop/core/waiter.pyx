@@ -26,6 +26,9 @@ from gmploop.core.g cimport G
 from gmploop.core.operation cimport thrown
 from gmploop.core.sched cimport current_m, gl_m
 
+cdef extern from "raised.h":
+    PyObject *gl_stop_iteration(PyObject *) noexcept
+
 cdef extern from *:
     """
     #ifdef Py_GIL_DISABLED
@@ -33,14 +36,8 @@ cdef extern from *:
     #else
     #define gl_count(p, n) (*(p) += (n))
     #endif
-    static int gl_stop_iteration(PyObject *value) {
-        PyObject *stop = PyObject_CallFunctionObjArgs(PyExc_StopIteration, value, NULL);
-        if (stop) { PyErr_SetObject(PyExc_StopIteration, stop); Py_DECREF(stop); }
-        return stop ? 0 : -1;
-    }
     """
     void gl_count(long *, int)
-    int gl_stop_iteration(object) except -1
 
 cdef extern from "Python.h":
     ctypedef PyObject *(*iternextfunc)(PyObject *) except? NULL
@@ -720,9 +717,7 @@ cdef PyObject *next_step(PyObject *o) except? NULL:
     if w.stage == PARKED:
         Py_INCREF(r)
         return <PyObject *>r
-    if r is not None:
-        gl_stop_iteration(r)
-    return NULL
+    return gl_stop_iteration(<PyObject *>r)
 
 
 cdef traverseproc base_traverse
