@@ -174,6 +174,7 @@ def test_cancels_from_other_threads_while_the_loop_runs(way, debug):
         rounds, alive, handles = {1000 if debug else 6000}, weakref.WeakSet(), []
         loop = new_loop()
         loop.set_debug({debug})
+        loop.slow_callback_duration = 60        # on a busy machine a turn may take long
 
         class Callback:
             def __init__(self):
