@@ -5,11 +5,9 @@ import collections
 import contextlib
 import gc
 import itertools
-import os
 import random
 import signal
 import sys
-import threading
 import time
 
 import gmploop
