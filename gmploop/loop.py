@@ -141,7 +141,7 @@ class _AcceptingLoop:
 
     def _note_later(self, start_serving, server):
         if not start_serving:
-            self._note_shared(*server._sockets)
+            self._note_shared(*server._sockets or ())
         return server
 
     def _start_serving(self, protocol_factory, sock, sslcontext=None, server=None, *more, **named):
