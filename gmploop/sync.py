@@ -11,10 +11,9 @@ import threading
 from asyncio import events
 from typing import NamedTuple
 
-from gmploop.core import sync as _sync
 from gmploop.core import waiter as _waiter
-from gmploop.core.sync import (
-    Channel, Event, Mutex, RWMutex, Semaphore, WaitGroup, WouldBlock, select, select_blocking)
+from gmploop.core.locks import Event, Mutex, RWMutex, Semaphore, WaitGroup
+from gmploop.core.sync import Channel, WouldBlock, select, select_blocking
 from gmploop.core.waiter import ChannelClosed
 
 __all__ = ["Channel", "ChannelClosed", "Event", "Mutex", "Once", "RWMutex", "Semaphore", "WaitGroup", "Waiting",

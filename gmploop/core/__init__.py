@@ -15,16 +15,16 @@ Words
 
 States
     G   IDLE -> RUNNABLE -> RUNNING -> IDLE, RUNNABLE, BLOCKED (its P was handed off) or DEAD      gstate.h
-    P   IDLE -> RUNNING <-> INCALL (a callback runs) -> IDLE (taken from it)                       scheduler.h
-    M   RUNNING, SPINNING, PARKED, POLLING, ORPHAN (its callback lost the P)                       scheduler.h
+    P   IDLE -> RUNNING <-> INCALL (a callback runs) -> IDLE (taken from it)                       schedtypes.h
+    M   RUNNING, SPINNING, PARKED, POLLING, ORPHAN (its callback lost the P)                       schedtypes.h
     fd, operation                                                                                  poller.pyx
     waiter                                                                                         waitq.h
 Each of the first three is a table of legal transitions, checked when GMPLOOP_DEBUG_STATES is defined.
 
 Locks. Their sections are a few loads and stores, in which no reference is dropped and no Python code runs. Only these are
 taken one inside the other, in this order:
-    the scheduler's `lock` (idle lists, global queue), a P's `tlock` (its timer heap)           scheduler.h
-    the list of all channels and locks, those by ascending address                             sync.pyx, waitq.h
+    the scheduler's `lock` (idle lists, global queue), a P's `tlock` (its timer heap)           schedtypes.h
+    the list of all channels and locks, those by ascending address                             waiter.pyx, waitq.h
     a shard of worlds, a world's list of tasks                                                 tasklist.h
 
 Imports point down: runtime -> stream, datagram, fdwatch -> transport -> poller -> g -> handle; moving -> m, netpoll,

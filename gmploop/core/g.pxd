@@ -31,7 +31,10 @@ cdef extern from "tasklist.h" nogil:
         gl_node *next
     ctypedef struct gl_tasks:
         pass
-    bint gl_tasks_in(const gl_node *)
+    ctypedef struct gl_own_tasks:
+        gl_tasks list
+        gl_node node
+        unsigned shard
 
 cdef extern from "world.h" nogil:
     ctypedef struct gl_pool:
@@ -43,20 +46,19 @@ cdef class G:
     cdef gl_world w         # owner, lock, timer heap
     cdef gl_g s             # state word and links of the scheduler: gstate.h
     cdef gl_ring ready      # Handle pointers, Watch pointers with bit 0 set, and pointers of tasks to be stepped with
-                            # bit 1 set; each a reference. Owner only
+                            # bit 1 set; each a reference. With both bits: the world itself, for a step of its root
+                            # coroutine; no reference. Owner only
     cdef PyObject *inbox    # newest first list of Handles linked by `next`; pushed by CAS, taken whole by the owner
     cdef PyObject *taken    # what the owner took from there and has not queued yet, oldest first; mostly empty
     cdef gl_pool *pool      # handles kept for reuse: a locked world's own, or its M's while one runs it; may be NULL
-    cdef gl_tasks tasks     # of ours, not done; task.pyx
-    cdef gl_node world      # in a shard of the worlds that ever had such a task
+    cdef gl_own_tasks *tasks        # of ours, not done; NULL before the first. By the owner, read by anybody; task.pyx
     cdef PyObject *current  # the task of ours whose step runs, borrowed; where asyncio has _current_tasks. The world
                             # itself stands for its root task while nobody has asked for that
     cdef int watches        # of a world that moves: how many it has at the shared poller
     cdef flag told          # asyncio has been told of `current`
-    cdef unsigned char shard
     cdef flag custom_call_soon      # callbacks go through it and not directly into the ring
-    cdef long waits         # operations at channels, locks and the like that wait in this world (waiter.pyx)
-    cdef object __weakref__
+    cdef int waits, waits_ended     # operations at channels, locks and the like (waiter.pyx): begun, less those ended,
+                                    # by the owner; and ended by others, atomic. Those that wait are the difference
     cdef int push_entry(self, size_t entry) except -1
     cdef Handle enqueue(self, object callback, tuple args, object context)
     cdef int push_handle(self, Handle h) except -1

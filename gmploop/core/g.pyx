@@ -120,7 +120,7 @@ cdef int track_worlds(void (*forget)(G) noexcept) except -1:
 @cython.no_gc_clear
 cdef class G:
     def __dealloc__(self):
-        if gl_tasks_in(&self.world):
+        if self.tasks != NULL:
             forget_world(self)
         self.drop_queues()
         gl_ring_free(&self.ready)
@@ -155,6 +155,8 @@ cdef class G:
                 h = None
             elif entry & 3 == 2:
                 drop_step(p)
+            elif entry & 3 == 3:            # the world
+                continue
             Py_DECREF(<object>p)
 
     cdef int push_entry(self, size_t entry) except -1:
@@ -337,7 +339,7 @@ cdef inline int visit_entry(size_t entry, visitproc visit, void *arg) noexcept:
     cdef PyObject *p = <PyObject *>(entry & ~<size_t>3)
     cdef int r = 0
     if entry & 3:
-        return visit(p, arg)
+        return visit(p, arg) if entry & 3 != 3 else 0
     if (<Handle>p).callback != NULL:
         r = visit((<Handle>p).callback, arg)
     if r == 0 and (<Handle>p).args != NULL:

@@ -10,8 +10,7 @@ cdef enum:
 cdef class Goroutine:
     cdef G world                    # None once it is over
     cdef object waiters             # None, a world whose root coroutine waits, or a list of what tell() takes
-    cdef object value               # result, or exception
-    cdef object trace               # its traceback at the end
+    cdef object value               # result; if it has failed a tuple: exception, traceback at the end
     cdef object name_               # of the root task; None until somebody asks, if go() was given none
     cdef object maker               # the loop that ran go(), for its exception handler
     cdef object __weakref__
@@ -27,12 +26,18 @@ cdef class Goroutine:
     cdef bint join_root(self, G w) except -1
     cdef object join(self)
     cdef object outcome(self)
+    cdef object failure(self)
     cdef int tell(self, object entry) except -1
 
 cdef class Request:
     cdef int asked, told            # cancels; those that have reached the root
+    cdef G asker                    # the world that waits
+    cdef Request cause              # for which it was cancelled itself, or None
+    cdef bint closes_ring(self, G world)
     cdef bint ask(self, Goroutine on, msg) except -1
     cdef bint late(self, Goroutine on)
+
+cdef Request set_cancelling(Request now)
 
 cdef class RootJoin:
     cdef Goroutine on

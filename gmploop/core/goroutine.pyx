@@ -65,8 +65,7 @@ cdef class Goroutine:
         if self.status != PENDING:
             gl_unlock(&self.lock)
             return 0
-        self.value = value
-        self.trace = value.__traceback__ if status == FAILED else None
+        self.value = (value, value.__traceback__) if status == FAILED else value
         store_status(&self.status, status)
         waiters, self.waiters = self.waiters, None
         world, self.world = self.world, None
@@ -126,6 +125,8 @@ cdef class Goroutine:
                     break
             if at >= 0:
                 del (<list>self.waiters)[at]            # `entry` keeps it alive: nothing is freed under the lock
+        elif self.waiters is entry:
+            self.waiters, at = None, 0
         gl_unlock(&self.lock)
         return at >= 0
 
@@ -153,8 +154,11 @@ cdef class Goroutine:
             raise CancelledError(*self.value.args) if self.value is not None else CancelledError()
         if self.status == FAILED:
             store_flag(&self.retrieved, True)
-            raise self.value.with_traceback(self.trace)     # as each time: it does not grow
+            raise self.failure().with_traceback((<tuple>self.value)[1])     # as each time: it does not grow
         return self.value
+
+    cdef object failure(self):
+        return (<tuple>self.value)[0]
 
     def result(self, timeout=None):
         """The result, waiting for it up to `timeout` seconds (None: for ever). For plain threads.
@@ -179,7 +183,7 @@ cdef class Goroutine:
         if self.status == CANCELLED:
             raise CancelledError
         store_flag(&self.retrieved, True)
-        return self.value if self.status == FAILED else None
+        return self.failure() if self.status == FAILED else None
 
     def cancel(self, msg=None):
         """Ask the root task to end with CancelledError; False if it is over. From any thread."""
@@ -235,12 +239,12 @@ cdef class Goroutine:
     def __repr__(self):
         cdef int status = load_status(&self.status)
         state = ("pending", "finished", "failed", "cancelled")[status]
-        detail = f" exception={self.value!r}" if status == FAILED else ""
+        detail = f" exception={self.failure()!r}" if status == FAILED else ""
         return f"<Goroutine {state} name={self.get_name()!r}{detail}>"
 
     def __del__(self):
-        if self.status == FAILED and not self.retrieved and not isinstance(self.value, (SystemExit, KeyboardInterrupt)):
-            report_unseen(self, self.value)
+        if self.status == FAILED and not self.retrieved and not isinstance(self.failure(), (SystemExit, KeyboardInterrupt)):
+            report_unseen(self, self.failure())
 
 
 def report_unseen(Goroutine handle, exc):
@@ -256,17 +260,45 @@ def report_unseen(Goroutine handle, exc):
     asyncio.log.logger.error(context["message"], exc_info=exc)
 
 
+cdef extern from *:
+    """
+    static __thread PyObject *gl_cancelling;    /* the Request for which the thread cancels a root task just now; borrowed */
+    """
+    PyObject *gl_cancelling
+
+
+cdef Request set_cancelling(Request now):
+    """Returns what it was before."""
+    global gl_cancelling
+    before = <Request>gl_cancelling if gl_cancelling != NULL else None
+    gl_cancelling = <PyObject *>now if now is not None else NULL
+    return before
+
+
 @cython.final
 cdef class Request:
     """What a waiter's cancel() has asked of a goroutine. One that had ended before it was told has not refused: then the
     waiter itself is cancelled."""
 
     cdef bint ask(self, Goroutine on, msg) except -1:
+        cdef gl_m *mp = current_m()
         world = on.get_loop()
         if world is None:
             return False
+        if mp != NULL and mp.curg != NULL:
+            self.asker, self.cause = <G>mp.curg.obj, <Request>gl_cancelling if gl_cancelling != NULL else None
+            if self.closes_ring(<G>world):
+                return False
         self.asked += 1
         return world._cancel_from_anywhere(msg, self)
+
+    cdef bint closes_ring(self, G world):
+        """Whether this cancel has come from there, by way of goroutines each of which awaits the next: then it would go
+        round for ever."""
+        cdef Request r = self
+        while r is not None and r.asker is not world:
+            r = r.cause
+        return r is not None
 
     cdef bint late(self, Goroutine on):
         return self.told < self.asked and on.status != CANCELLED
@@ -278,7 +310,14 @@ cdef class RootJoin:
     end, not this."""
 
     def cancel(self, msg=None):
-        return not self.done() and self.request.ask(self.on, msg)
+        """Cancel the goroutine; False if it is over, or awaits, perhaps through others, this one: then the task that
+        waits here is cancelled without it."""
+        cdef gl_m *mp = current_m()
+        if self.done() or self.request.ask(self.on, msg):
+            return not self.done()
+        if mp != NULL and mp.curg != NULL and self.on.forget(<G>mp.curg.obj):
+            (<G>mp.curg.obj).wake_root(True, False)
+        return False
 
     def done(self):
         return load_status(&self.on.status) != PENDING
@@ -322,7 +361,7 @@ cdef class Join(Waiter):
         if self.request is None:
             self.request = Request()
         self.message = msg
-        return self.request.ask(self.on, msg)
+        return self.request.ask(self.on, msg) or (not self.done() and Waiter.cancel(self, msg))
 
     cdef bint decide_here(self, int outcome) except -1:
         return gl_wait_decide(&self.state, outcome, 0) != 0
@@ -350,17 +389,17 @@ cdef PyObject *await_goroutine(PyObject *o) except? NULL:
     """What an `await` drives: the handle itself if that is all it takes, or a Join."""
     cdef Goroutine handle = <Goroutine>o
     cdef gl_m *mp = current_m()
-    cdef G w = None
+    cdef PyObject *w = NULL
     if load_status(&handle.status) == PENDING:
         if mp != NULL and mp.curg != NULL:
-            w = <G>mp.curg.obj
+            w = <PyObject *>mp.curg.obj
         elif get_running_loop() is None:
             raise RuntimeError("a goroutine is awaited in a running loop; a plain thread calls result()")
-        if w is None or w.current != <PyObject *>w:
+        if w == NULL or (<G>w).current != w:
             joiner = handle.join()
             Py_INCREF(joiner)
             return <PyObject *>joiner
-        if is_of(handle, <PyObject *>w):
+        if is_of(handle, w):
             raise RuntimeError("a goroutine cannot await itself")
     Py_INCREF(handle)
     return o

@@ -75,6 +75,9 @@ cdef extern from *:
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident()
 
+cdef extern from "raised.h":
+    object gl_take_exception()
+
 cdef extern from "atomics.h" nogil:
     int load_int "gl_load_relaxed"(int *)
     void store_int "gl_store_relaxed"(int *, int)
@@ -248,16 +251,33 @@ cdef int tell_worlds(gl_m *mp, int n) except -1:
     return 0
 
 
+ctypedef int (*turner)(gl_m *mp, gl_g *gp) noexcept        # to call what raises without a `try`, which costs in each turn
+
+
+cdef int turn(gl_m *mp, gl_g *gp) except -1:
+    """One turn, and -1 with what is raised. The scheduler's reference holds the world."""
+    if mp.last != gp:                       # now the last world may go, and what that takes with it is a callback too
+        mp.last = gp
+        (<G>gp.obj).entered(mp)
+        if mp.hook_world != NULL and mp.hook_world != gp.obj:
+            renew_hook(mp)
+    return (<G>gp.obj).run_turn(mp)
+
+
+cdef int report(object exc) except -1:
+    sys.excepthook(type(exc), exc, exc.__traceback__)
+    return 0
+
+
 cdef int execute(gl_m *mp, gl_g *gp) except -1:
     """Turns of one G, and where it goes then."""
-    cdef G g = <G>gp.obj
     cdef gl_p *pp = mp.p
     cdef int turns = 0, r, forks = S.forks
     gl_running(S, mp, pp, gp)
     gl_g_set(&gp.state, G_RUNNING)
     mp.curg = gp
-    gl_set_owner(&g.w.owner, mp.ident)
-    g.pool = <gl_pool *>mp.pool
+    gl_set_owner(&(<G>gp.obj).w.owner, mp.ident)
+    (<G>gp.obj).pool = <gl_pool *>mp.pool
     while True:
         gl_add_u32(&pp.schedtick)
         gl_add_u32(&mp.turns)
@@ -265,44 +285,39 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
         gl_share(S, pp)
         store_int(&mp.preempt, 0)
         gl_leave(mp, pp)
-        try:
-            if mp.last != gp:               # now the last world may go, and what that takes with it is a callback too
-                mp.last = gp
-                g.entered(mp)
-                if mp.hook_world != NULL and mp.hook_world != <void *>g:
-                    renew_hook(mp)
-            r = g.run_turn(mp)
-        except BaseException:
+        r = (<turner>turn)(mp, gp)
+        if r < 0:
             r = TURN_MORE
-            sys.excepthook(*sys.exc_info())
+            report(gl_take_exception())
         if S.forks != forks:
             return 0
         if mp.blocked:                      # an await within syscall()
             mp.blocked = 0
             move_g(mp, G_BLOCKED, G_RUNNING)
         if r == TURN_DEAD:
-            return bury(mp, gp, g)
-        if r == TURN_IDLE and g.w.timers.n:
-            g.set_timers(mp.p)
+            return bury(mp, gp)
+        if r == TURN_IDLE and (<G>gp.obj).w.timers.n:
+            (<G>gp.obj).set_timers(mp.p)
         pp = gl_enter(mp)
         turns += 1
         if pp == NULL or r == TURN_IDLE or turns == TURNS or gl_runq_len(&pp.q) or load_size(&S.qsize):
             break
-    return put_away(mp, gp, g, r)
+    return put_away(mp, gp, r)
 
 
-cdef int put_away(gl_m *mp, gl_g *gp, G g, int r) except -1:
+cdef int put_away(gl_m *mp, gl_g *gp, int r) except -1:
     """After a turn: to sleep, or to the end of a queue. What is not running any more belongs to others at once."""
     cdef int64_t when
+    cdef void *g = gp.obj
     mp.curg = NULL
-    g.pool = NULL
+    (<G>g).pool = NULL
     gl_add_u32(&mp.turns)
-    gl_set_owner(&g.w.owner, GL_NOBODYS)
+    gl_set_owner(&(<G>g).w.owner, GL_NOBODYS)
     if r == TURN_IDLE:
         when = gl_event_time(S)
         if gl_g_cas(&gp.state, G_RUNNING, G_IDLE):
             if when:
-                gl_put_event(S, when, EV_G + G_IDLE, <void *>g, mp.p, mp)
+                gl_put_event(S, when, EV_G + G_IDLE, g, mp.p, mp)
             return 0
     gl_g_set(&gp.state, G_RUNNABLE)
     if gp.lockedm == mp:
@@ -312,8 +327,9 @@ cdef int put_away(gl_m *mp, gl_g *gp, G g, int r) except -1:
     return 0
 
 
-cdef int bury(gl_m *mp, gl_g *gp, G g) except -1:
+cdef int bury(gl_m *mp, gl_g *gp) except -1:
     """The world is over. It stays the thread's running loop, and so alive, until the next one is entered."""
+    cdef G g = <G>gp.obj
     if mp.lockedg == gp:
         mp.lockedg, mp.locks = NULL, 0
     g.pool = NULL

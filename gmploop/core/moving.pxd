@@ -25,19 +25,20 @@ cdef class MovingCore(LoopCore):
     cdef readonly object home       # the loop from which it came, by however many go(): of a plain thread, or of a
                                     # goroutine that came from none
     cdef public object _exception_handler
-    cdef int woken                  # 1: what the root coroutine waits for has come; set by any thread, taken by its M
-    cdef int told_to_cancel         # 1: before the root task was there; 2: and begin() has done it
-    cdef unsigned int inner         # tasks that were made beside it
+    cdef PyObject *early_cancel     # the message of a cancel() before the root task was there; exchanged, a reference
+    cdef flag cancelled_early       # begin() has done that
+    cdef flag woken                 # what the root coroutine waits for has come; set by any thread, taken by its M
+    cdef flag inner                 # tasks were made beside it
     cdef unsigned char phase, status
     cdef flag parked                # `woken` will be set
     cdef public flag has_asyncgens
     cdef int begin(self) except -1
     cdef int die(self) except -1
-    cdef int run_entries(self, void *m) except -1
     cdef int push_root(self) except -1
     cdef int step_root(self) except -1
     cdef PyObject *for_task(self, PyObject *result) except? NULL
     cdef int root_stepped(self, int status, PyObject *result, PyObject *raised) except -1
+    cdef int step_failed(self, object exc) except -1
     cdef int root_failed(self, object exc) except -1
     cdef int end_root(self, int status, object value) except -1
     cdef int adopt(self, Task t) except -1

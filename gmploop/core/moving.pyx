@@ -19,11 +19,11 @@ import inspect
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
 from gmploop.core.g cimport (
-    G, gl_g, gl_ring_len, gl_ring_pop, gl_g_set, gl_g_cas, gl_g_notify, gl_load_acquire, G_IDLE,
+    G, gl_g, gl_ring_len, gl_ring_pop, gl_ring_push, gl_g_set, gl_g_cas, gl_g_notify, gl_load_acquire, G_IDLE,
     G_RUNNABLE, G_NOTIFIED, gl_g_clear_notified)
 from gmploop.core.future cimport make_future
 from gmploop.core.handle cimport flag, gl_lock, gl_unlock, gl_monotonic
-from gmploop.core.goroutine cimport Goroutine, Request, RootJoin, PENDING, DONE, FAILED, CANCELLED
+from gmploop.core.goroutine cimport Goroutine, Request, RootJoin, set_cancelling, PENDING, DONE, FAILED, CANCELLED
 from gmploop.core.netpoll cimport SharedPoller, shared_poller
 from gmploop.core.poller cimport Watch, Poller, uint32_t, EV_LEVEL
 from gmploop.core.sched cimport (
@@ -71,12 +71,13 @@ cdef extern from "atomics.h" nogil:
     void gl_fence_seq_cst()
     int load_int "gl_load_acquire"(int *)
     int cas_int "gl_cas_int"(int *, int, int)
+    flag load_flag "gl_load_acquire"(flag *)
+    flag take_flag "gl_exchange_acq_rel"(flag *, flag)
+    PyObject *take_object "gl_exchange_acq_rel"(PyObject **, PyObject *)
     PyObject *load_inbox "gl_load_acquire"(PyObject **)
-    int take_int "gl_exchange_acq_rel"(int *, int)
     unsigned char load_byte "gl_load_acquire"(unsigned char *)
     void store_byte "gl_store_release"(unsigned char *, unsigned char)
     void store_flag "gl_store_release"(flag *, flag)
-    void store_int "gl_store_release"(int *, int)
     void gl_store_relaxed(unsigned long *, unsigned long)
     uint32_t take_events "gl_exchange_acq_rel"(uint32_t *, uint32_t)
 
@@ -100,24 +101,57 @@ def configure(world_type, fatal):
     gl_lighten(World)
 
 
+# Of functions that raise: called as these, they return -1 and leave the exception where it is. Each `try` in a turn costs
+# a few per cent of it.
+ctypedef int (*runner)(MovingCore w, void *m) noexcept
+ctypedef int (*settler)(MovingCore w, int status, PyObject *result, PyObject *raised) noexcept
+
+
+cdef int run_entries(MovingCore w, void *m) except -1:
+    """What is ready now, unless the P is taken away meanwhile: then the rest is for the next turn."""
+    cdef size_t n = gl_ring_len(&w.ready), entry
+    while n:
+        if w.w.debug:
+            w.debug_turn(1)
+        else:
+            entry = gl_ring_pop(&w.ready)
+            if entry == 0:
+                break
+            w.run_entry(entry)
+        n -= 1
+        if load_int(&(<gl_m *>m).preempt) or w.phase == OVER:
+            break
+    return 0
+
+
+cdef int settle(MovingCore w, int status, PyObject *result, PyObject *raised) except -1:
+    """After a step of the root coroutine, within its context; takes the references."""
+    if w.told:
+        w.told = False
+        leave(w, w.root)
+    if w.root is not None:
+        return w.root.stepped(status, w.for_task(result), raised)
+    return w.root_stepped(status, result, raised)
+
+
 cdef class MovingCore(LoopCore):
     # -- for the M that runs it
 
     cdef int run_turn(self, void *m) except -1:
-        cdef gl_m *mp = <gl_m *>m
+        cdef PyObject *raised
         if self.phase == NEW:
             self.begin()
         if gl_load_acquire(&self.s.state) & G_NOTIFIED:
             gl_g_clear_notified(&self.s.state)
         self.drain_inbox()
-        if self.parked and take_int(&self.woken, 0):
+        if self.parked and take_flag(&self.woken, False):
             self.push_root()
         if self.w.timers.n:
             self.take_due(gl_monotonic())
-        try:
-            self.run_entries(m)
-        except BaseException as exc:
-            report_fatal(self.home, exc)
+        if (<runner>run_entries)(self, m) < 0:
+            raised = gl_take_exception()
+            report_fatal(self.home, <object>raised)
+            Py_DECREF(<object>raised)
         if self._stopping and self.phase != OVER:
             self._stopped()
         if self.phase == OVER:
@@ -125,32 +159,14 @@ cdef class MovingCore(LoopCore):
             return TURN_DEAD
         return TURN_MORE if gl_ring_len(&self.ready) else TURN_IDLE
 
-    cdef int run_entries(self, void *m) except -1:
-        """What is ready now, unless the P is taken away meanwhile: then the rest is for the next turn."""
-        cdef size_t n = gl_ring_len(&self.ready), entry
-        while n:
-            if self.w.debug:
-                self.debug_turn(1)
-            else:
-                entry = gl_ring_pop(&self.ready)
-                if entry == 0:
-                    break
-                self.run_entry(entry)
-            n -= 1
-            if load_int(&(<gl_m *>m).preempt) or self.phase == OVER:
-                break
-        return 0
-
     cdef int run_entry(self, size_t entry) except -1:
-        if entry & 3 != 3:
-            return LoopCore.run_entry(self, entry)
-        Py_DECREF(self)
-        return self.step_root()
+        return self.step_root() if entry & 3 == 3 else LoopCore.run_entry(self, entry)
 
     cdef int begin(self) except -1:
+        cdef PyObject *early
         store_byte(&self.phase, LIVE)
         store_flag(&self.handle.started, True)
-        if has_table() and PyCoro_CheckExact(self.coro) and not self.w.debug and not load_int(&self.told_to_cancel):
+        if has_table() and PyCoro_CheckExact(self.coro) and not self.w.debug and load_inbox(&self.early_cancel) == NULL:
             return self.push_root()
         try:
             if PyCoro_CheckExact(self.coro):
@@ -158,9 +174,12 @@ cdef class MovingCore(LoopCore):
                 self.root.step_soon(NULL)
             else:
                 self.adopt(Task(self.coro, loop=self, name=self.handle.name(), context=self.context))
-            if load_int(&self.told_to_cancel):
-                self.root.cancel()
-                store_int(&self.told_to_cancel, 2)
+            early = take_object(&self.early_cancel, NULL)
+            if early != NULL:
+                msg = <object>early
+                Py_DECREF(msg)
+                self.cancelled_early = True
+                self.root.cancel(msg)
         except BaseException as exc:
             store_byte(&self.phase, OVER)
             self.root = None
@@ -172,13 +191,14 @@ cdef class MovingCore(LoopCore):
     cdef int push_root(self) except -1:
         """It is to be stepped. The entry is the world itself."""
         self.parked = False
-        Py_INCREF(self)
-        return self.push_entry(<size_t><PyObject *>self | 3)
+        if gl_ring_push(&self.ready, <size_t><PyObject *>self | 3) < 0:
+            raise MemoryError()
+        return 0
 
     cdef int wake_root(self, bint mine, bint next) except -1:
         if mine:
             return self.push_root() + 1
-        take_int(&self.woken, 1)        # not a plain store: the state is read after it, see run_turn()
+        take_flag(&self.woken, True)    # not a plain store: the state is read after it, see run_turn()
         if gl_g_notify(&self.s.state):
             gl_ready(sched(), current_m(), &self.s, next)
         return 1
@@ -195,30 +215,32 @@ cdef class MovingCore(LoopCore):
                     self.root.must_cancel = True
             Py_INCREF(self.root)
             return run_task(self, <PyObject *>self.root)
-        coro, context = self.coro, self.context
-        if coro is None:                # it has ended; this stood behind what was ready then
+        if self.coro is None:           # it has ended; this stood behind what was ready then
             return self.root_over()
+        context = self.context
         self.waits_for = None
         PyContext_Enter(context)
         self.current, self.told = <PyObject *>self, False
-        status = PyIter_Send(<PyObject *>coro, <PyObject *>None, &result)
+        status = PyIter_Send(<PyObject *>self.coro, <PyObject *>None, &result)      # its task holds it, if one is made
         if result == NULL:
             raised = gl_take_exception()
         self.current = NULL
-        try:
-            if self.told:
-                self.told = False
-                leave(self, self.root)
-            if self.root is not None:
-                return self.root.stepped(status, self.for_task(result), raised)
-            return self.root_stepped(status, result, raised)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as exc:            # of what it has yielded: as with a task
-            self.call_exception_handler({"message": f"Exception in a step of {self.handle!r}", "exception": exc})
+        if (<settler>settle)(self, status, result, raised) < 0:
+            raised = gl_take_exception()
+            try:
+                self.step_failed(<object>raised)
+            finally:
+                Py_DECREF(<object>raised)
+                PyContext_Exit(context)
             return 0
-        finally:
-            PyContext_Exit(context)
+        return PyContext_Exit(context)
+
+    cdef int step_failed(self, object exc) except -1:
+        """What it has yielded was no good: as with a task."""
+        if isinstance(exc, (SystemExit, KeyboardInterrupt)):
+            return gl_raise_again(exc)
+        self.call_exception_handler({"message": f"Exception in a step of {self.handle!r}", "exception": exc})
+        return 0
 
     cdef PyObject *for_task(self, PyObject *result) except? NULL:
         """A goroutine that was awaited before this step has asked for a task."""
@@ -238,24 +260,24 @@ cdef class MovingCore(LoopCore):
 
     cdef int root_stepped(self, int status, PyObject *result, PyObject *raised) except -1:
         """What has come of a step; takes the references."""
-        try:
-            if raised != NULL:
-                return self.root_failed(<object>raised)
-            if status == PYGEN_RETURN:
-                return self.end_root(DONE, <object>result)
-            if result == <PyObject *>None:
-                return self.push_root()
-            if type(<object>result) is Goroutine:
-                self.waits_for, self.parked = <object>result, True
-                return 0 if (<Goroutine>result).join_root(self) else self.push_root()
-            if isinstance(<object>result, Waiter) and (<Waiter>result).may_arm(self):
-                self.waits_for, self.parked = <object>result, True
-                return (<Waiter>result).arm(self, None)
-            self.show_root()
-            return self.root.suspend(result)
-        finally:
-            Py_XDECREF(result)
-            Py_XDECREF(raised)
+        if raised != NULL:
+            what = <object>raised
+            Py_DECREF(what)
+            return self.root_failed(what)
+        what = <object>result
+        Py_DECREF(what)
+        if status == PYGEN_RETURN:
+            return self.end_root(DONE, what)
+        if what is None:
+            return self.push_root()
+        if type(what) is Goroutine:
+            self.waits_for, self.parked = what, True
+            return 0 if (<Goroutine>what).join_root(self) else self.push_root()
+        if (type(what) is Waiter or isinstance(what, Waiter)) and (<Waiter>what).may_arm(self):
+            self.waits_for, self.parked = what, True
+            return (<Waiter>what).arm_root()
+        self.show_root()
+        return self.root.suspend(result)
 
     cdef int root_failed(self, object exc) except -1:
         self.end_root(CANCELLED if isinstance(exc, CancelledError) else FAILED, exc)
@@ -335,6 +357,7 @@ cdef class MovingCore(LoopCore):
         gl_unlock(&self.w.lock)
         store_flag(&self.closed, True)
         gl_fence_seq_cst()              # who posts after this look at the inbox sees that (purge())
+        Py_XDECREF(take_object(&self.early_cancel, NULL))   # of a cancel that came as it began
         if self.watches:
             (<SharedPoller>self.poller).close_watches_of(self)
         gl_timer_forget(&self.s)
@@ -391,7 +414,7 @@ cdef class MovingCore(LoopCore):
     def create_task(self, coro, *, name=None, context=None, **kwargs):
         """Run a coroutine as a task of this world."""
         self.check_open()
-        self.inner += 1
+        self.inner = True
         if self._task_factory is None and not kwargs:
             return new_task(self, coro, name, context)
         if self._task_factory is None:
@@ -405,21 +428,28 @@ cdef class MovingCore(LoopCore):
     def _cancel_from_anywhere(self, msg, by):
         try:
             if load_byte(&self.phase) == NEW:
-                store_int(&self.told_to_cancel, 1)
+                Py_INCREF(msg)
+                Py_XDECREF(take_object(&self.early_cancel, <PyObject *>msg))
             self.call_soon_threadsafe(self._cancel_root, msg, by)
         except RuntimeError:
             return False
         return True
 
     def _cancel_root(self, msg, Request by):
-        if self.told_to_cancel == 2:            # begin() has done it
-            self.told_to_cancel = 0
+        if self.cancelled_early:                # begin() has done it
+            self.cancelled_early = False
             if by is not None:
                 by.told += 1
             return
         self.show_root()
-        if self.root is not None and self.root.cancel(msg) and by is not None:
-            by.told += 1
+        if self.root is None:
+            return
+        before = set_cancelling(by)
+        try:
+            if self.root.cancel(msg) and by is not None:
+                by.told += 1
+        finally:
+            set_cancelling(before)
 
     @property
     def goroutine(self):
@@ -534,7 +564,7 @@ cdef int put_back(MovingCore w) except -1:
     """To sleep again, without a turn. Who posted meanwhile saw RUNNABLE and left it to us; of timers nothing is seen."""
     if w.w.timers.n == 0 and cas_int(&w.s.state, G_RUNNABLE, G_IDLE):
         gl_fence_seq_cst()          # with the post, or the exchange in wake_root()
-        if (load_inbox(&w.inbox) == NULL and not load_int(&w.woken)) or not gl_g_notify(&w.s.state):
+        if (load_inbox(&w.inbox) == NULL and not load_flag(&w.woken)) or not gl_g_notify(&w.s.state):
             return 0
     gl_ready(sched(), current_m(), &w.s, False)
     return 0

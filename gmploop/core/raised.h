@@ -19,26 +19,34 @@ static inline PyObject *gl_take_exception(void) {
 #endif
 }
 
+/* Set it; takes the reference. What is being handled does not become its context. */
+static inline void gl_set_exception(PyObject *exc) {
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(exc);
+#else
+    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(exc)), exc, NULL);
+#endif
+}
+
+/* Ends an iterator with a value: NULL, and StopIteration unless the value is None. Most awaits that return something end
+ * so: it is made without the detour of a call. */
+static inline PyObject *gl_stop_iteration(PyObject *value) {
+    PyTypeObject *type = (PyTypeObject *)PyExc_StopIteration;
+    PyObject *args, *exc;
+    if (value == Py_None || (args = PyTuple_Pack(1, value)) == NULL) return NULL;
+    exc = type->tp_new(type, args, NULL);       /* its tp_init would set `value`, and look for it in args */
+    Py_DECREF(args);
+    if (exc != NULL) {
+        ((PyStopIterationObject *)exc)->value = Py_NewRef(value);
+        gl_set_exception(exc);
+    }
+    return NULL;
+}
+
 /* Set again what was taken, as it was. */
 static inline int gl_raise_again(PyObject *exc) {
     PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(exc)), Py_NewRef(exc), PyException_GetTraceback(exc));
     return -1;
-}
-
-/* Ends an iterator with a value: NULL, and StopIteration unless the value is None. Those that would be taken for its
-   arguments are wrapped. */
-static inline PyObject *gl_stop_iteration(PyObject *value) {
-    if (value == Py_None) return NULL;
-    if (!PyTuple_Check(value) && !PyExceptionInstance_Check(value)) {
-        PyErr_SetObject(PyExc_StopIteration, value);
-        return NULL;
-    }
-    PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, value);
-    if (stop) {
-        PyErr_SetObject(PyExc_StopIteration, stop);
-        Py_DECREF(stop);
-    }
-    return NULL;
 }
 
 #endif

@@ -218,7 +218,7 @@ cdef class LoopCore(G):
 
     def is_running(self):
         """Whether a thread runs this loop."""
-        return gl_load_relaxed(&self.w.owner) != 0
+        return gl_load_relaxed(&self.w.owner) != 0 and not load_flag(&self.closed)    # its last M is about to leave it
 
     def is_closed(self):
         return load_flag(&self.closed)

@@ -42,6 +42,7 @@ cdef extern from "scheduler.h" nogil:
         int tid, blocked, locks
         void *events
         void *pool
+        void *waiters
         void *hook_world
         uint32_t turns
     ctypedef struct gl_event:

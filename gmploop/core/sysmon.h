@@ -132,7 +132,7 @@ static void gl_trace(gl_sched *S, gl_watch *w, int64_t now) {
     for (int i = 0; w->detail && i < n && at < (int)sizeof line - 160; i++) {
         gl_p *pp = S->allp[i];
         at += snprintf(line + at, sizeof line - (size_t)at,
-                       "  P%d: status=%s schedtick=%u m=%d runqsize=%u timerslen=%zu\n", i, p_names[pp->status & 7],
+                       "  P%d: status=%s schedtick=%u m=%d runqsize=%u timerslen=%u\n", i, p_names[pp->status & 7],
                        pp->schedtick, (pp->status >> 3) - 1, gl_runq_len(&pp->q), pp->timers.n);
     }
     for (int i = 0; w->detail && i < S->nm && at < (int)sizeof line - 160; i++) {

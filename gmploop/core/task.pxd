@@ -15,6 +15,7 @@ cdef class Task(Future):
     cdef flag must_cancel, quiet    # quiet: not _log_destroy_pending
     cdef int start(self, object coro, object context, object name) except -1
     cdef int enlist(self) except -1
+    cdef int unlist(self) noexcept
     cdef bint runs_here(self) except -1
     cdef int step_soon(self, PyObject *exc) except -1
     cdef int start_eagerly(self) except -1

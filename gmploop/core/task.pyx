@@ -21,10 +21,10 @@ zero at that moment in another thread, so that every task gets a weak reference 
 cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
-from libc.stdlib cimport realloc, free
+from libc.stdlib cimport calloc, realloc, free
 from gmploop.core.future cimport (
     Future, PENDING, CANCELLED, FINISHED, CANCEL_MESSAGE, CANCELLED_EXC, SOURCE_TRACEBACK, visit_future, clear_future)
-from gmploop.core.g cimport G, gl_tasks, track_current, track_steps, track_worlds
+from gmploop.core.g cimport G, gl_tasks, gl_own_tasks, track_current, track_steps, track_worlds
 from gmploop.core.handle cimport make_handle, gl_world_mine, GL_FREE_THREADED
 from gmploop.core.waiter cimport Waiter, set_task_hooks
 
@@ -38,6 +38,11 @@ cdef extern from "tasklist.h" nogil:
     void gl_tasks_remove(gl_tasks *, gl_node *)
     bint gl_tasks_in(const gl_node *)
     gl_node *gl_tasks_next(gl_tasks *, gl_node *)
+    gl_own_tasks *gl_own_tasks_of(gl_node *)
+
+cdef extern from "atomics.h" nogil:
+    gl_own_tasks *load_tasks "gl_load_acquire"(gl_own_tasks **)
+    bint cas_tasks "__sync_bool_compare_and_swap"(gl_own_tasks **, gl_own_tasks *, gl_own_tasks *)
     unsigned gl_shard_here()
     unsigned long long gl_task_number(unsigned long long *)
 
@@ -91,7 +96,7 @@ cdef bint checks_context = False, uncancel_forgets = False
 cdef object THROW = "throw"
 cdef unsigned long long task_counter = 0
 cdef gl_shard shards[16]
-cdef Py_ssize_t task_node, g_tasks, g_world     # where the nodes are in their objects
+cdef Py_ssize_t task_node                       # where the node is in a task
 
 
 def configure(*, task_type, errors, base_tasks, iscoroutine, register, enter, leave, swap, running_loop, table,
@@ -121,7 +126,7 @@ cdef class Task(Future):
     def __init__(self, coro, *, loop=None, name=None, context=None, eager_start=False):
         if self.coro != NULL:
             if self.own:
-                gl_tasks_remove(&(<G>self.loop).tasks, &self.node)
+                self.unlist()
             clear_task(<PyObject *>self)
         self.init(loop)
         self.must_cancel = self.quiet = False
@@ -166,26 +171,30 @@ cdef class Task(Future):
         g = <G>self.loop
         if GL_FREE_THREADED and self.wref == NULL:
             self.wref = PyWeakref_NewRef(self, NULL)
-        if not gl_tasks_in(&g.world):
-            g.shard = gl_shard_here()
-            gl_tasks_add(&shards[g.shard].list, &g.world)
-        gl_tasks_add(&g.tasks, &self.node)
+        if g.tasks == NULL:
+            list_world(g)
+        gl_tasks_add(&g.tasks.list, &self.node)
+        return 0
+
+    cdef int unlist(self) noexcept:
+        if gl_tasks_in(&self.node):
+            gl_tasks_remove(&(<G>self.loop).tasks.list, &self.node)
         return 0
 
     cdef int on_done(self) except -1:
         if self.own:
-            gl_tasks_remove(&(<G>self.loop).tasks, &self.node)
+            self.unlist()
         return 0
 
     def __dealloc__(self):
         if self.own:
-            gl_tasks_remove(&(<G>self.loop).tasks, &self.node)
+            self.unlist()
         drop(&self.wref)
         clear_task(<PyObject *>self)
 
     def __del__(self):
         if self.own:
-            gl_tasks_remove(&(<G>self.loop).tasks, &self.node)       # also if it comes back to life
+            self.unlist()       # also if it comes back to life
         if self.state == PENDING and not self.quiet and self.coro != NULL:
             self.report({"task": self, "message": "Task was destroyed but it is pending!"})
         if self.log_traceback:
@@ -605,8 +614,6 @@ cdef int step_from_waiter(Task t) except -1:
 
 cdef int resume(object who, Waiter w, bint mine) except -1:
     cdef Task t
-    if isinstance(who, G):
-        return (<G>who).wake_root(mine, True)
     t = <Task>who
     if not mine or not t.direct():
         return w.send_grant(mine, t.context_or_none())
@@ -633,7 +640,21 @@ track_steps(drop_step)
 # -- all tasks
 
 cdef void forget(G g) noexcept:
-    gl_tasks_remove(&shards[g.shard].list, &g.world)
+    gl_tasks_remove(&shards[g.tasks.shard].list, &g.tasks.node)
+    free(g.tasks)
+    g.tasks = NULL
+
+
+cdef int list_world(G g) except -1:
+    cdef gl_own_tasks *made = <gl_own_tasks *>calloc(1, sizeof(gl_own_tasks))
+    if made == NULL:
+        raise MemoryError()
+    made.shard = gl_shard_here()
+    if cas_tasks(&g.tasks, NULL, made):
+        gl_tasks_add(&shards[made.shard].list, &made.node)
+    else:
+        free(made)                  # two threads make tasks in a loop that nobody runs
+    return 0
 
 
 track_worlds(forget)
@@ -727,7 +748,7 @@ def unfinished():
         gl_tasks_lock(&shards[i].list)
         n = gl_tasks_next(&shards[i].list, NULL)
         while n != NULL and r == 0:
-            r = gather_list(&(<G>gl_container(n, g_world)).tasks, &f)
+            r = gather_list(&gl_own_tasks_of(n).list, &f)
             n = gl_tasks_next(&shards[i].list, n)
         gl_tasks_unlock(&shards[i].list)
     return strong(&f, r)
@@ -736,7 +757,8 @@ def unfinished():
 def unfinished_of(G loop):
     """The same of one loop."""
     cdef found f = found(NULL, 0, 0)
-    cdef int r = gather_list(&loop.tasks, &f)
+    cdef gl_own_tasks *tasks = load_tasks(&loop.tasks)
+    cdef int r = gather_list(&tasks.list, &f) if tasks != NULL else 0
     return strong(&f, r)
 
 
@@ -766,7 +788,5 @@ cdef int clear_task(PyObject *o) noexcept:
 (<SlotsOfType *>Task).tp_traverse = visit_task
 (<SlotsOfType *>Task).tp_clear = clear_task
 cdef Task probe = Task.__new__(Task)
-cdef G world_probe = G.__new__(G)
 task_node = <char *>&probe.node - <char *><PyObject *>probe
-g_world = <char *>&world_probe.world - <char *><PyObject *>world_probe
-probe = world_probe = None
+probe = None

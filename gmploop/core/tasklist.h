@@ -12,6 +12,8 @@
 
 typedef struct gl_node { struct gl_node *next, *prev; } gl_node;    /* next is NULL while in no list */
 typedef struct { gl_node first; gl_spinlock lock; } gl_tasks;        /* a ring through `first`; all zero: empty */
+/* What a world has of this, from its first task on: few of those that are made by the million ever have one. */
+typedef struct { gl_tasks list; gl_node node; unsigned shard; } gl_own_tasks;
 typedef struct { gl_tasks list; char apart[64]; } gl_shard;          /* not on one cache line with the next */
 
 static inline void gl_tasks_lock(gl_tasks *l) { if (GL_FREE_THREADED) gl_lock(&l->lock); }
@@ -44,6 +46,10 @@ static inline void gl_tasks_remove(gl_tasks *l, gl_node *n) {
 static inline gl_node *gl_tasks_next(gl_tasks *l, gl_node *n) {
     n = n ? n->next : l->first.next;
     return n == &l->first ? NULL : n;
+}
+
+static inline gl_own_tasks *gl_own_tasks_of(gl_node *n) {
+    return (gl_own_tasks *)((char *)n - offsetof(gl_own_tasks, node));
 }
 
 /* The shard of the calling thread: what it adds and soon removes stays in its core's cache. */

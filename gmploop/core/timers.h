@@ -22,9 +22,23 @@ typedef struct {
 
 typedef struct {
     gl_timer *a;
-    size_t n, cap;
-    uint64_t seq;
+    uint32_t n, cap;
 } gl_timers;
+
+/* In front of `a`: worlds that wait mostly have no timers, and are many. */
+typedef struct { uint64_t seq, apart; } gl_timers_head;
+
+static inline gl_timers_head *gl_timers_head_of(const gl_timers *h) { return (gl_timers_head *)h->a - 1; }
+
+static inline int gl_timers_resize(gl_timers *h, uint32_t cap) {
+    gl_timers_head *head = (gl_timers_head *)realloc(h->a ? gl_timers_head_of(h) : NULL,
+                                                     sizeof *head + (size_t)cap * sizeof(gl_timer));
+    if (!head) return -1;
+    if (!h->a) head->seq = 0;
+    h->a = (gl_timer *)(head + 1);
+    h->cap = cap;
+    return 0;
+}
 
 static inline int gl_timer_before(const gl_timer *x, const gl_timer *y) {
     return x->when < y->when || (x->when == y->when && x->seq < y->seq);
@@ -59,12 +73,10 @@ static inline void gl_timers_down(gl_timers *h, size_t i, gl_timer t) {
 /* Returns -1 without memory. */
 static inline int gl_timers_push(gl_timers *h, double when, void *item, ssize_t *pos) {
     if (h->n == h->cap) {
-        size_t cap = h->cap ? h->cap * 2 : 16;
-        gl_timer *a = (gl_timer *)realloc(h->a, cap * sizeof(gl_timer));
-        if (!a) return -1;
-        h->a = a; h->cap = cap;
+        uint32_t cap = h->cap ? h->cap * 2 : 16;
+        if (!cap || gl_timers_resize(h, cap) < 0) return -1;
     }
-    gl_timer t = { when, h->seq++, item, pos };
+    gl_timer t = { when, gl_timers_head_of(h)->seq++, item, pos };
     gl_timers_up(h, h->n++, t);
     return 0;
 }
@@ -77,13 +89,13 @@ static inline void *gl_timers_remove(gl_timers *h, size_t i) {
         if (i > 0 && gl_timer_before(&last, &h->a[(i - 1) >> 2])) gl_timers_up(h, i, last);
         else gl_timers_down(h, i, last);
     }
-    if (h->cap > 1024 && h->n < h->cap / 4) {       /* a burst of timers gives its memory back */
-        gl_timer *a = (gl_timer *)realloc(h->a, h->cap / 2 * sizeof(gl_timer));
-        if (a) { h->a = a; h->cap /= 2; }
-    }
+    if (h->cap > 1024 && h->n < h->cap / 4) gl_timers_resize(h, h->cap / 2);    /* a burst gives its memory back */
     return gone.item;
 }
 
-static inline void gl_timers_free(gl_timers *h) { free(h->a); memset(h, 0, sizeof *h); }
+static inline void gl_timers_free(gl_timers *h) {
+    if (h->a) free(gl_timers_head_of(h));
+    memset(h, 0, sizeof *h);
+}
 
 #endif

@@ -87,6 +87,7 @@ cdef class Waiter:
     cdef flag blocking              # _asyncio_future_blocking
     cdef flag delivered             # the callback was called
     cdef flag sent                  # a Grant stands in a queue, or has stood
+    cdef flag root                  # wakes the root coroutine of its world, which has no task: there is no callback
     cdef gl_wnode node
     cdef Shared at                  # what it waits at (a select: nothing)
     cdef object loop
@@ -116,6 +117,7 @@ cdef class Waiter:
     cdef int quit(self) except -1
     cdef bint may_arm(self, G g) noexcept
     cdef int arm(self, object callback, object context) except -1
+    cdef int arm_root(self) except -1
     cdef int wake(self) except -1
     cdef int send_grant(self, bint mine, object context) except -1
     cdef int wake_foreign(self, Grant grant) except -1
@@ -131,6 +133,7 @@ cdef class Grant:
     cdef Waiter w
     cdef flag fired
 
+cdef Waiter operation(Shared at, int op)
 cdef int flush(gl_chain *) except -1
 cdef object running_loop()
 cdef object raise_closed(Shared at, case)

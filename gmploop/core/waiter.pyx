@@ -28,16 +28,42 @@ from gmploop.core.sched cimport current_m, gl_m
 
 cdef extern from "raised.h":
     PyObject *gl_stop_iteration(PyObject *) noexcept
+    object gl_take_exception()
+    int gl_raise_again(object) except -1
 
 cdef extern from *:
     """
+    #include "spares.h"
     #ifdef Py_GIL_DISABLED
     #define gl_count(p, n) __atomic_fetch_add((p), (n), __ATOMIC_RELAXED)
     #else
     #define gl_count(p, n) (*(p) += (n))
     #endif
+    /* Two of these are made for each item that goes from one goroutine to another. */
+    static PyTypeObject *gl_waiter_type;
+    static gl_m *(*gl_my_m)(void);
+    static gl_spares *gl_my_waiters(void) {
+        gl_m *mp = gl_my_m();
+        if (!mp) return NULL;
+        if (!mp->waiters) mp->waiters = calloc(1, sizeof(gl_spares));
+        return (gl_spares *)mp->waiters;
+    }
+    static PyObject *gl_fresh_waiter;
+    static PyObject *gl_new_waiter(PyObject *no_args) {
+        PyObject *o = gl_spare_copy(gl_my_waiters(), gl_fresh_waiter);
+        return o ? o : gl_waiter_type->tp_new(gl_waiter_type, no_args, NULL);
+    }
+    static void gl_free_waiter(void *o) { gl_spare_free(gl_my_waiters(), gl_waiter_type, o); }
+    static void gl_keep_waiters(PyTypeObject *type, PyObject *fresh, gl_m *(*my_m)(void)) {
+        gl_my_m = my_m;
+        gl_fresh_waiter = Py_NewRef(fresh);
+        gl_waiter_type = type;
+        type->tp_free = gl_free_waiter;
+    }
     """
-    void gl_count(long *, int)
+    void gl_count(int *, int)
+    object gl_new_waiter(tuple)
+    void gl_keep_waiters(type, object, gl_m *(*)() noexcept nogil)
 
 cdef extern from "Python.h":
     ctypedef PyObject *(*iternextfunc)(PyObject *) except? NULL
@@ -117,6 +143,19 @@ cdef double as_timeout(timeout) except? -2:
     return t
 
 
+# Of functions that raise: called as these, they return -1 and leave the exception where it is. A `try` costs as much as
+# what is done here, also when nothing is raised.
+ctypedef int (*waker)(Waiter w, gl_chain *more) noexcept
+ctypedef int (*flusher)(gl_chain *out) noexcept
+
+
+cdef int wake_first(Waiter w, gl_chain *more) except -1:
+    """Wake it; or, if its loop is closed, what was granted goes to who is first then."""
+    if not w.wake() and gl_wait_take(&w.state):
+        w.put_back(more)
+    return 0
+
+
 cdef int flush(gl_chain *out) except -1:
     """After the unlock: wake those who were decided and drop the queues' references. All of them, before an error that
     came up in between (a signal's, say) is raised."""
@@ -133,17 +172,22 @@ cdef int flush(gl_chain *out) except -1:
             link = n.link
             w = <Waiter>n.owner
             Py_DECREF(w)                    # the queue's reference; `w` holds another
-            if n.wake:
-                try:
-                    if not w.wake() and gl_wait_take(&w.state):
-                        w.put_back(&more)
-                except BaseException as exc:
-                    error = error or exc
+            if n.wake and (<waker>wake_first)(w, &more) < 0:
+                exc = gl_take_exception()
+                error = error or exc
             n = link
         n = more.first                      # nobody was taken out of `returned` by putting back
     if error is not None:
         raise error
     return 0
+
+
+cdef Waiter operation(Shared at, int op):
+    cdef Waiter w = <Waiter>gl_new_waiter(())
+    w.at = at
+    w.node.op = <unsigned char>op
+    w.node.state, w.node.owner = &w.state, <void *>w
+    return w
 
 
 # -- what is waited at
@@ -217,7 +261,6 @@ cdef class Shared:
 # -- one operation
 
 @cython.no_gc_clear
-@cython.freelist(64)
 cdef class Waiter:
     """An operation that may have to wait. Await it once, in a task of any loop."""
 
@@ -293,12 +336,7 @@ cdef class Waiter:
         cdef int r = self.begin(True)
         if r != SYNC_WAIT:
             return self.at_once(r)
-        try:
-            self.park()
-        except BaseException:
-            self.stage = PARKED
-            self.quit()
-            raise
+        self.park()
         return self
 
     cdef object at_once(self, int r):
@@ -320,36 +358,45 @@ cdef class Waiter:
             Py_INCREF(self)
             gl_q_append(self.at.queue(self.node.op), &self.node)
         gl_unlock(&self.at.lock)
-        if out.first != NULL or out.spare != NULL:
-            try:
-                flush(&out)
-            except BaseException:
-                self.stage = ENDED
-                if r == SYNC_DONE:
-                    self.at.undo(&self.node)
-                elif r == SYNC_WAIT and park:
-                    self.stage = PARKED
-                    self.quit()
-                raise
+        if (out.first != NULL or out.spare != NULL) and (<flusher>flush)(&out) < 0:
+            error = gl_take_exception()
+            self.stage = ENDED
+            if r == SYNC_DONE:
+                self.at.undo(&self.node)
+            elif r == SYNC_WAIT and park:
+                self.stage = PARKED
+                self.quit()
+            gl_raise_again(error)
         return r
 
     cdef int park(self) except -1:
-        """It stands in a queue. Say in which world; whom to wake comes with add_done_callback()."""
-        loop = running_loop()
-        if loop is None:
-            raise RuntimeError("no running event loop")
-        self.loop = loop
-        if isinstance(loop, G):
+        """It stands in a queue. Say in which world; whom to wake comes with add_done_callback(). RuntimeError outside of
+        any: then it has left the queue."""
+        cdef gl_m *mp = current_m()
+        if mp != NULL and mp.curg != NULL:
+            self.loop = <object>mp.curg.obj
             self.own = True
-            gl_count(&(<G>loop).waits, 1)
+        else:
+            self.loop = PyObject_CallNoArgs(get_running_loop)
+            if self.loop is None:
+                self.stage = PARKED
+                self.quit()
+                raise RuntimeError("no running event loop")
+            self.own = isinstance(self.loop, G)
+        if self.own:
+            (<G>self.loop).waits += 1
         self.stage = PARKED
         self.blocking = True
         return 0
 
     cdef int unpark(self) except -1:
         self.stage = ENDED
-        if self.own:
-            gl_count(&(<G>self.loop).waits, -1)
+        if not self.own:
+            return 0
+        if gl_world_mine(&(<G>self.loop).w):
+            (<G>self.loop).waits -= 1
+        else:
+            gl_count(&(<G>self.loop).waits_ended, 1)
         return 0
 
     cdef object finish(self):
@@ -359,7 +406,8 @@ cdef class Waiter:
         if state & W_OUTCOME == W_PENDING:
             raise RuntimeError("await wasn't used with future")
         self.unpark()
-        self.tell_more()
+        if self.more is not None:
+            self.tell_more()
         self.clean_up()
         if not gl_wait_take(&self.state):
             raise RuntimeError("the loop was closed while this waited")
@@ -426,7 +474,8 @@ cdef class Waiter:
 
     cdef int forget_callback(self) except -1:
         """When it was called and no queue holds the waiter, where entries() might find it."""
-        if self.stage == ENDED and (self.delivered or self.context is None and not self.sent):
+        if self.callback is not None and self.stage == ENDED and (
+                self.delivered or self.context is None and not self.sent):
             self.callback = self.context = None
         return 0
 
@@ -493,17 +542,17 @@ cdef class Waiter:
 
     cdef bint may_arm(self, G g) noexcept:
         """A task of this world has got it from its coroutine, as a future is got: it may arm it with itself."""
-        cdef bint may = self.stage == PARKED and self.blocking and self.loop is g and self.callback is None
+        cdef bint may = (self.stage == PARKED and self.blocking and <PyObject *>self.loop == <PyObject *>g
+                         and self.callback is None and not self.root)
         if may:
             self.blocking = False
         return may
 
     cdef int arm(self, object callback, object context) except -1:
-        """Set whom to wake: a callback with its context, or with None a task of ours, or a world in the place of its root
-        task. By the waiter's own thread."""
+        """Set whom to wake: a callback with its context, or with None a task of ours. By the waiter's own thread."""
         if self.stage != PARKED:
             raise RuntimeError("not awaited, or over")
-        if self.callback is not None:
+        if self.callback is not None or self.root:
             if self.delivered:
                 self.loop.call_soon(callback, self, context=context)
             else:
@@ -513,6 +562,11 @@ cdef class Waiter:
         if gl_wait_arm(&self.state) and not self.wake():
             self.abandon()
         return 0
+
+    cdef int arm_root(self) except -1:
+        """Wake the root coroutine of its world, which is no task. may_arm() has said yes."""
+        self.root = True
+        return gl_wait_arm(&self.state) and self.wake()
 
     def done(self):
         return load_flags(&self.state) & W_OUTCOME != W_PENDING
@@ -551,6 +605,8 @@ cdef class Waiter:
             PyThread_release_lock(self.sem)
             return 1
         mine = self.own and gl_world_mine(&(<G>self.loop).w)
+        if self.root:
+            return (<G>self.loop).wake_root(mine, True)
         if self.context is None:
             return resume_task(self.callback, self, mine)
         return self.send_grant(mine, self.context)
@@ -760,6 +816,7 @@ base_traverse = (<SlotsOfType *>Waiter).tp_traverse
 (<SlotsOfType *>Waiter).tp_traverse = traverse_waiter
 set_slots(Shared)
 set_next(Waiter)
+gl_keep_waiters(Waiter, Waiter.__new__(Waiter), current_m)
 
 
 # -- who waits for what
@@ -768,6 +825,10 @@ ctypedef struct entry:
     PyObject *waiter
     PyObject *callback
     unsigned index
+
+
+cdef inline PyObject *whom(Waiter w) noexcept:
+    return <PyObject *>w.loop if w.root else <PyObject *>w.callback
 
 
 cdef entry *entries(size_t *n) noexcept:
@@ -797,7 +858,7 @@ cdef entry *entries(size_t *n) noexcept:
                     found = more
                 if load_flags(node.state) & W_ARMED:
                     found[n[0]].waiter = <PyObject *>node.owner
-                    found[n[0]].callback = <PyObject *>(<Waiter>node.owner).callback
+                    found[n[0]].callback = whom(<Waiter>node.owner)
                     found[n[0]].index = node.index
                     Py_INCREF(<object>found[n[0]].waiter)
                     Py_INCREF(<object>found[n[0]].callback)
@@ -829,7 +890,7 @@ def waiting():
 
 def waits_in(G world not None):
     """How many operations wait in a world: its own count, which the hot path keeps."""
-    return world.waits
+    return world.waits - load_flags(&world.waits_ended)
 
 
 def forget_lost():

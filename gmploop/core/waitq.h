@@ -26,7 +26,7 @@
  * So an arrival sees either a partner or a reason to wait, and whoever takes that reason away looks at the queue in the
  * same locked section.
  *
- * Lock order: the list of all objects (sync.pyx), then objects by ascending address. In a locked section no reference is
+ * Lock order: the list of all objects (waiter.pyx), then objects by ascending address. In a locked section no reference is
  * dropped, nothing of Python is called and nothing blocks: those who were decided are collected in a chain (`link`,
  * written once in a node's life) and woken after the unlock. With the GIL no section is ever met locked.
  */

@@ -64,8 +64,8 @@ def test_nothing_is_lost_or_doubled_with_one_preemption_more(right, test):
     ("ring", "runq.h", "if (gl_cas_head(&q->head, h, h + 1)) return gp;",
      "gl_store_relaxed(&q->head, h + 1); return gp;"),
     ("one_p", "gstate.h", "else to = s | G_NOTIFIED;", "else return 0;"),
-    ("two_ps", "scheduler.h", "if (!gl_any_work(S, gl_now_ns())) return 0;", "return 0;"),
-    ("one_p", "scheduler.h", "if (S->qsize || gl_runq_len(&pp->q)) {", "if (0) {"),
+    ("two_ps", "findrunnable.h", "if (!gl_any_work(S, gl_now_ns())) return 0;", "return 0;"),
+    ("one_p", "findrunnable.h", "if (S->qsize || gl_runq_len(&pp->q)) {", "if (0) {"),
 ])
 def test_a_broken_step_is_found(compiled, test, header, old, new):
     done = run(compiled(header, old, new), test, 2)

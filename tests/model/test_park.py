@@ -1,4 +1,5 @@
-"""Work that is queued against threads that stop looking for it, in every interleaving: scheduler.h's order of steps.
+"""Work that is queued against threads that stop looking for it, in every interleaving: the order of steps in
+wakeup.h and findrunnable.h.
 
 Two Ps, two Ms that hold them and find nothing, spinning or not, and somebody who injects Gs. The words they share:
     queue  the global queue's length      idle      how many Ps are in the idle list

@@ -153,3 +153,53 @@ def test_the_message_of_a_cancel_reaches_the_awaiter():
             await handle
         return caught.value.args
     assert gmploop.run(main()) == ("why",)
+
+
+def test_the_message_of_a_cancel_that_comes_first_reaches_the_awaiter(runs):
+    async def cancels():
+        handle = go(asyncio.sleep, 1000)
+        handle.cancel("first")
+        handle.cancel("why")
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await handle
+        return caught.value.args
+    assert runs(cancels) in (("first",), ("why",))     # it may begin, on another thread, in between
+
+
+def test_the_message_of_the_only_cancel_that_comes_first_reaches_the_awaiter():
+    async def main():
+        for _ in range(100):
+            handle = go(asyncio.sleep, 1000)
+            handle.cancel("why")
+            with pytest.raises(asyncio.CancelledError) as caught:
+                await handle
+            assert caught.value.args == ("why",)
+    gmploop.run(main(), procs=2)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", ["roots", "tasks"])
+def test_goroutines_that_await_each_other_in_a_ring_end_when_one_is_cancelled(size, kind):
+    """On stock, cancel() of tasks that do so raises RecursionError."""
+    async def waits_for_the_next(number, ring, waiting):
+        waiting.done()
+        await waiting.wait()
+        if kind == "roots":
+            await ring[(number + 1) % size]
+        else:
+            await asyncio.create_task(joins(ring[(number + 1) % size]))
+
+    async def joins(handle):
+        await handle
+
+    async def main():
+        ring, waiting = [], gmploop.WaitGroup()
+        waiting.add(size + 1)
+        ring += [go(waits_for_the_next, number, ring, waiting) for number in range(size)]
+        waiting.done()
+        await waiting.wait()
+        await asyncio.sleep(0.05)
+        ring[0].cancel("enough")
+        ended = await asyncio.gather(*ring, return_exceptions=True)
+        return [type(error) for error in ended]
+    assert gmploop.run(main(), procs=2) == [asyncio.CancelledError] * size

@@ -1,0 +1,88 @@
+/* The timers of Ps: a world that sleeps until a time has one entry, in the heap of the P that ran it last. Whoever runs
+ * that P's timers, its owner or a thief, notifies the world; what the time was for, the world sees itself.
+ *
+ * Invariant: `next_ns` of a P is the deadline of its heap's first entry, written under its `tlock`. Who adds a timer makes
+ * it visible (next_ns), fence, reads poll_until. The poller writes poll_until, fence, reads all next_ns. One of both sees
+ * the other.
+ */
+#ifndef GMPLOOP_PTIMERS_H
+#define GMPLOOP_PTIMERS_H
+
+#include "transitions.h"
+
+static inline void gl_note_next(gl_p *pp) {     /* under tlock */
+    double ns = pp->timers.n ? pp->timers.a[0].when * 1e9 : 1e19;
+    gl_store_relaxed(&pp->next_ns, ns < 9e18 ? (int64_t)ns + 1 : GL_NEVER);
+}
+
+/* The G's world has a timer at `when`: see to it that it is notified then. By the M that runs it, which holds pp, or
+ * (pp NULL) has lost its P: then P 0 takes it. 0, or -1 without memory. */
+static inline int gl_timer_set(gl_sched *S, gl_p *pp, gl_g *gp, double when) {
+    gl_p *old = gp->tp;
+    int r;
+    int64_t next;
+    if (gl_load_relaxed(&gp->tpos) >= 0) {
+        if (gp->twhen <= when) return 0;        /* it will be looked at by then: one look too early is cheap */
+        gl_lock(&old->tlock);
+        if (gp->tpos >= 0) {
+            gl_timers_remove(&old->timers, gp->tpos);
+            gl_note_next(old);
+        }
+        gl_unlock(&old->tlock);
+    }
+    if (!pp) pp = S->allp[0];
+    gp->tp = pp;
+    gp->twhen = when;
+    gl_lock(&pp->tlock);
+    r = gl_timers_push(&pp->timers, when, gp, &gp->tpos);
+    gl_note_next(pp);
+    next = pp->next_ns;
+    gl_unlock(&pp->tlock);
+    gl_fence_seq_cst();                         /* with the poller's, in gl_find() */
+    if (next < gl_load_relaxed(&S->poll_until)) S->poll_break();
+    return r;
+}
+
+/* Before the G's memory goes. */
+static inline void gl_timer_forget(gl_g *gp) {
+    gl_p *pp = gp->tp;
+    if (!pp) return;
+    gl_lock(&pp->tlock);
+    if (gp->tpos >= 0) {
+        gl_timers_remove(&pp->timers, gp->tpos);
+        gl_note_next(pp);
+    }
+    gl_unlock(&pp->tlock);
+}
+
+/* Notify the worlds whose time has come (all of them: now_ns GL_NEVER), and collect whom that made runnable. A world
+ * stays where it is until its entry has left the heap, so it cannot go away meanwhile. */
+static inline uint32_t gl_timers_run(gl_p *pp, int64_t now_ns, gl_batch *b) {
+    uint32_t n = 0;
+    double now = (double)now_ns * 1e-9;
+    if (gl_load_relaxed(&pp->next_ns) > now_ns && now_ns != GL_NEVER) return 0;
+    gl_lock(&pp->tlock);
+    while (pp->timers.n && (pp->timers.a[0].when <= now || now_ns == GL_NEVER)) {
+        gl_g *gp = (gl_g *)gl_timers_remove(&pp->timers, 0);
+        if (gl_g_notify(&gp->state)) {
+            gp->since = pp->woken++ % GL_SAMPLED ? 0 : gl_since();
+            gl_happened(pp->sched, EV_G + G_RUNNABLE, gp->obj, pp, NULL);
+            gl_batch_add(b, gp);
+        }
+        n++;
+    }
+    gl_note_next(pp);
+    gl_unlock(&pp->tlock);
+    return n;
+}
+
+static inline int64_t gl_timers_min(gl_sched *S) {
+    int64_t first = GL_NEVER;
+    for (int i = 0, n = gl_load_acquire(&S->nallp); i < n; i++) {
+        int64_t t = gl_load_relaxed(&S->allp[i]->next_ns);
+        if (t < first) first = t;
+    }
+    return first;
+}
+
+#endif
