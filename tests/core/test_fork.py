@@ -1,6 +1,7 @@
 """Fork: a loop that was idle goes on in the child, one that was running raises there; the parent notices nothing."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -9,7 +10,7 @@ import warnings
 
 import gmploop
 import pytest
-from support import Recorder, bounded, open_fds, unix_pair
+from support import Recorder, bounded, open_fds, unix_pair, wait_until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
@@ -220,8 +221,12 @@ def test_children_of_a_parent_that_waits_serve_all_who_come(loop, pipe, begun):
         loop.remove_reader(source)
         server.close()
         loop.close()
+    def listens():
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(server.sockets[0].getsockname(), 5):
+            return True
     children = [fork(body) for _ in range(2)]
     try:
+        wait_until(listens)
         for _ in range(10):
             with socket.create_connection(server.sockets[0].getsockname(), 5) as client:
                 assert client.recv(100) == b"hello"
