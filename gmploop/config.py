@@ -147,6 +147,7 @@ URING_ENTRIES = 256  # operations of a loop's turn that one system call carries;
 URING_CQ_ENTRIES = 4096  # completions; what comes beyond is fetched by a further call; guessed
 URING_BUFFERS = 128  # receives that one call brings at most: a recent kernel brings 20, an older one any number; measured
 URING_BUFFER_BYTES = 65536  # of one; 4 KB ones made 100 KB messages 5.5 times as dear; pages not used cost nothing
+ACCEPTS_END_S = 0.1  # closing a server waits so long for the loop of another thread to let go of its port; guessed
 
 
 # -- files

@@ -5,7 +5,6 @@ subprocess set-up, the shut-down of generators and executors. So each Python bri
 replaces what those parts rest on: callbacks, timers, the cycle, `_add_reader` and its kin, the socket transports.
 """
 
-import errno
 import functools
 import selectors
 import socket
@@ -15,13 +14,12 @@ import weakref
 from asyncio import (base_events, constants, events, format_helpers, futures, protocols, tasks, trsock, unix_events)
 from asyncio.log import logger
 
-from gmploop import config, sharing, signals, tasks as own_tasks, transports
+from gmploop import accepting, config, sharing, signals, tasks as own_tasks, transports
 from gmploop.core import batch, datagram, fdwatch, handle, runtime, stream, transport
 
 __all__ = ["Loop"]
 
 _BaseLoop = unix_events._UnixSelectorEventLoop
-_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def _format_callback(callback, args, debug):
@@ -99,72 +97,12 @@ def _tune_batches():
 
 
 @functools.cache
-def poller_uring():
-    """The module, loaded when it is first wanted."""
-    from gmploop.core import poller_uring
-    poller_uring.configure(**config.uring_sizes())
-    return poller_uring
-
-
-@functools.cache
 def _tune_malloc():
     if config.tunes_malloc():
         runtime.keep_freed_memory(config.TRIM_BYTES, config.MMAP_BYTES)
 
 
-class _AcceptingLoop:
-    """Servers whose poller accepts by itself (io_uring). Not on sockets that were given: an accept that the kernel has
-    would keep one open that its owner closes, and take the connections of other processes at it while this one is
-    busy."""
-
-    _given = ()             # those sockets
-
-    async def create_server(self, protocol_factory, host=None, port=None, *, sock=None, **options):
-        self._note_given(sock)
-        return await super().create_server(protocol_factory, host, port, sock=sock, **options)
-
-    async def create_unix_server(self, protocol_factory, path=None, *, sock=None, **options):
-        self._note_given(sock)
-        return await super().create_unix_server(protocol_factory, path, sock=sock, **options)
-
-    def _note_given(self, sock):
-        if self.poller.accepts and isinstance(sock, socket.socket):
-            self._given = self._given or weakref.WeakSet()
-            self._given.add(sock)
-
-    def _start_serving(self, protocol_factory, sock, sslcontext=None, server=None, *more, **named):
-        options = sslcontext, server, *more, *named.values()        # since Python 3.15 there is a context, the last
-        if (not self.poller.accepts or not isinstance(sock, socket.socket) or sock in self._given
-                or isinstance(protocol_factory, sharing.Isolating)):
-            return super()._start_serving(protocol_factory, sock, *options)
-        context = options[5] if len(options) > 5 else None
-        quick = (sslcontext is None and type(self)._serve_connection is Loop._serve_connection and stream.accepts(sock))
-
-        def serve(fd):
-            if quick and not self._debug:
-                return stream.serve_accepted(self, self.poller, fd, sock, protocol_factory, server, context)
-            conn = socket.socket(sock.family, sock.type, sock.proto, fd)
-            try:
-                address = conn.getpeername()
-            except OSError:
-                address = stream.peer_of_lost(fd, sock)
-            self._serve_connection(protocol_factory, conn, address, *options)
-
-        def failed(exc):
-            if exc.errno not in _OUT_OF_RESOURCES:
-                self.call_later(constants.ACCEPT_RETRY_DELAY, self._accept_again, protocol_factory, sock, *options)
-                raise exc
-            self._accept_later(exc, protocol_factory, sock, *options)
-
-        poller_uring().Acceptor(self, self.poller, sock, serve, failed)
-
-    def _stop_serving(self, sock):
-        if self.poller.accepts:
-            poller_uring().stop_accepting(self.poller, sock.fileno())
-        super()._stop_serving(sock)
-
-
-class Loop(signals.SignalLoop, sharing.SharingLoop, _AcceptingLoop, runtime.LoopCore, _BaseLoop):
+class Loop(signals.SignalLoop, sharing.SharingLoop, accepting.AcceptingLoop, runtime.LoopCore, _BaseLoop):
     """An asyncio event loop. Every method of asyncio's Unix loop is there and means the same.
 
     poller: "auto", "io_uring", "epoll" or "kqueue". debug: None (as `python -X dev` and PYTHONASYNCIODEBUG say), True or
@@ -184,7 +122,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, _AcceptingLoop, runtime.Loop
         if write_batching:
             _tune_batches()
         if poller == "io_uring":
-            poller_uring()
+            accepting.poller_uring()
         self._ssock = self._csock = None
         self._outer_wakeup_fd = -1
         super().__init__(_SelectorView())
@@ -451,7 +389,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, _AcceptingLoop, runtime.Loop
             else:
                 self._accept_each(protocol_factory, sock, *options)
         except OSError as exc:
-            if exc.errno not in _OUT_OF_RESOURCES:
+            if exc.errno not in accepting.OUT_OF_RESOURCES:
                 raise
             self._accept_later(exc, protocol_factory, sock, *options)
 

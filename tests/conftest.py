@@ -111,17 +111,7 @@ def loop_kind(request):
 @pytest.fixture
 def loop_factory(loop_kind, errors, body_failed):
     """Makes loops of the kind under test. They are closed afterwards; a task left on one is a failure."""
-    made = []
-
-    def factory():
-        loop = support.LOOPS[loop_kind]()
-        loop.set_exception_handler(lambda _, context: errors.append(context))
-        made.append(loop)
-        return loop
-
-    yield factory
-    left = [task for loop in made for task in support.finish(loop)]
-    assert body_failed() or not left, "tasks left behind"
+    yield from support.factory_of(support.LOOPS[loop_kind], errors, body_failed)
 
 
 @pytest.fixture
@@ -164,6 +154,24 @@ def task_factory(request, loop):
     """The loop's tasks start on the next turn (plain) or at once (eager)."""
     loop.set_task_factory(asyncio.eager_task_factory if request.param == "eager" else None)
     return request.param
+
+
+@pytest.fixture
+def no_gc():
+    """The collector is off, so that what dies has died by its reference count."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def threads_take_turns_often():
+    """With the GIL: races have a chance to be seen."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
 
 
 @pytest.fixture(scope="session")

@@ -112,6 +112,21 @@ def finish(loop):
     return left
 
 
+def factory_of(make, errors, body_failed):
+    """For fixtures: a function that makes loops, which are closed afterwards; a task left on one is a failure."""
+    made = []
+
+    def factory():
+        loop = make()
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        made.append(loop)
+        return loop
+
+    yield factory
+    left = [task for loop in made for task in finish(loop)]
+    assert body_failed() or not left, "tasks left behind"
+
+
 def pending(loop):
     return [task for task in asyncio.all_tasks(loop) if not task.done()]
 
@@ -198,6 +213,17 @@ def tcp_pair():
 def unix_pair():
     near, far = socket.socketpair()
     return set_up(near), set_up(far)
+
+
+def reopened(fd):
+    """A socketpair whose near end has this number."""
+    near, far = unix_pair()
+    if near.fileno() != fd:
+        os.dup2(near.fileno(), fd)
+        near.close()
+        near = socket.socket(fileno=fd)
+        near.setblocking(False)
+    return near, far
 
 
 def set_up(sock):

@@ -170,8 +170,9 @@ cdef class FdWatch(Watch):
 
     def forget_socket(self, ref):
         """The socket object is gone. A world that moves does the rest itself: the last reference may drop anywhere."""
-        cdef unsigned long owner = gl_load_relaxed(&self.g.w.owner) if GL_FREE_THREADED and self.g is not None else 0
-        if owner and owner != PyThread_get_thread_ident():
+        cdef G g = self.g if GL_FREE_THREADED else None
+        cdef unsigned long owner = gl_load_relaxed(&g.w.owner) if g is not None else 0
+        if g is not None and owner != PyThread_get_thread_ident() and (owner or g._moves):
             try:
                 self.g.call_soon_threadsafe(self.forget_socket, ref)
             except RuntimeError:

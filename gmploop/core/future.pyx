@@ -50,6 +50,11 @@ cdef extern from *:
     ctypedef PyObject *(*unaryfunc)(PyObject *) noexcept
     void gl_give_attrs(object, Py_ssize_t, unaryfunc, unaryfunc)
 
+cdef extern from "atomics.h" nogil:
+    # Of `state`, at which other threads look without the lock (asyncio.all_tasks() does, for one).
+    signed char load_state "gl_load_acquire"(signed char *)
+    void store_state "gl_store_release"(signed char *, int)
+
 cdef extern from "Python.h":
     ctypedef int (*visitproc)(PyObject *, void *) noexcept
     ctypedef int (*traverseproc)(PyObject *, visitproc, void *) noexcept
@@ -202,7 +207,7 @@ cdef class Future:
         cdef PyObject *cb = self.cb0
         cdef PyObject *ctx = self.ctx0
         cdef PyObject *rest = self.callbacks
-        self.state = state
+        store_state(&self.state, state)
         self.on_done()
         self.cb0 = self.ctx0 = self.callbacks = NULL
         try:
@@ -436,11 +441,11 @@ cdef class Future:
 
     def done(self):
         """Whether there is a result or an exception, or this was cancelled."""
-        return self.state != PENDING
+        return load_state(&self.state) != PENDING
 
     def cancelled(self):
         """Whether this was cancelled."""
-        return self.state == CANCELLED
+        return load_state(&self.state) == CANCELLED
 
     def get_loop(self):
         """The loop this belongs to."""
@@ -459,7 +464,7 @@ cdef class Future:
 
     @property
     def _state(self):
-        return ("PENDING", "CANCELLED", "FINISHED")[self.state]
+        return ("PENDING", "CANCELLED", "FINISHED")[load_state(&self.state)]
 
     @property
     def _result(self):

@@ -11,6 +11,8 @@ Who may touch what
   one at the same address, it is the current list.
 - No wake-up is lost: see gstate.h. A post is inbox first, then notify; the owner going to sleep makes its CAS
   RUNNING -> IDLE only after it found ring and inbox empty, and the CAS fails if a notify came in between.
+- A timer is due when the clock, read after its deadline was set, has come to it: it never runs early, not by the clock's
+  resolution either, which asyncio allows itself. What wakes the thread for it may come early: it looks, and waits again.
 
 The collector: handles are not tracked by it, so a world's traverse visits what its queued handles hold, on their
 behalf. That is sound although somebody else may hold the handle too: a handle in an unreachable world never runs.

@@ -47,6 +47,15 @@ cdef object get_running_loop = asyncio._get_running_loop
 cdef object CancelledError = asyncio.CancelledError
 
 
+
+cdef bint is_of(Goroutine handle, PyObject *loop) noexcept:
+    """Whether it is this loop's goroutine, which may end in this moment."""
+    gl_lock(&handle.lock)
+    same = <PyObject *>handle.world == loop
+    gl_unlock(&handle.lock)
+    return same
+
+
 @cython.final
 cdef class Goroutine:
     """What go() returns. Await it from any world; or result() from a plain thread."""
@@ -228,8 +237,9 @@ cdef class Goroutine:
         return world
 
     def __repr__(self):
-        state = ("pending", "finished", "failed", "cancelled")[load_status(&self.status)]
-        detail = f" exception={self.failure()!r}" if self.status == FAILED else ""
+        cdef int status = load_status(&self.status)
+        state = ("pending", "finished", "failed", "cancelled")[status]
+        detail = f" exception={self.failure()!r}" if status == FAILED else ""
         return f"<Goroutine {state} name={self.get_name()!r}{detail}>"
 
     def __del__(self):
@@ -330,7 +340,7 @@ cdef class Join(Waiter):
     cdef object start(self):
         if load_status(&self.on.status) == PENDING:
             self.park()
-            if <PyObject *>self.loop == <PyObject *>self.on.world:      # which may go in this moment
+            if is_of(self.on, <PyObject *>self.loop):
                 self.unpark()
                 raise RuntimeError("a goroutine cannot await itself")
             if self.on.wait(self):
@@ -389,7 +399,7 @@ cdef PyObject *await_goroutine(PyObject *o) except? NULL:
             joiner = handle.join()
             Py_INCREF(joiner)
             return <PyObject *>joiner
-        if w == <PyObject *>handle.world:           # which may go in this moment
+        if is_of(handle, w):
             raise RuntimeError("a goroutine cannot await itself")
     Py_INCREF(handle)
     return o

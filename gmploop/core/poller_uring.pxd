@@ -31,6 +31,7 @@ cdef class Acceptor(Watch):
     cdef list accepted          # descriptors that were not served yet
     cdef int error              # errno that the accept ended with
     cdef int drop(self) except -1
+    cdef int leave_to_parent(self) except -1
 
 cdef class UringPoller(EpollPoller):
     cdef gl_uring r             # fd -1: the next poll opens it

@@ -43,11 +43,13 @@ in the kernel, which says so by a flag, and are fetched; a multishot that ended 
 Idle: waits are flagged NO_IOWAIT (Linux 6.15). Before that, a wait that lasted IDLE_NS goes on outside the ring, so that
 an idle loop does not look like a busy disk. There is no SQPOLL thread.
 
-fork: the child closes and unmaps its copies without touching the queues, which are the parent's, and opens its own.
+fork: the child closes and unmaps its copies without touching the queues, which are the parent's, and opens its own. Its
+listeners are the parent's too: of two accepts in rings the kernel tells one only, though its process be busy or never
+look again, so the child asks them for readiness instead.
 """
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EAGAIN, EBUSY, ECONNABORTED, EEXIST, EINTR, EINVAL, ENOBUFS, ENOMEM, ENOSYS
+from libc.errno cimport EAGAIN, EBUSY, ECHILD, ECONNABORTED, EEXIST, EINTR, EINVAL, ENOBUFS, ENOMEM, ENOSYS
 import os
 from gmploop.core.batch cimport (
     SEND_BIT, GL_OP_SEND, GL_SQE_SKIP_SUCCESS, gl_uring_free, gl_uring_queued, gl_uring_sqe, gl_uring_next)
@@ -127,7 +129,7 @@ cdef class Acceptor(Watch):
     """A listening socket whose connections the kernel accepts, until detach() or an error that ends it.
 
     serve(fd) is called for each, in a copy of the current context; it owns the descriptor then. failed(exc) is called
-    once, after which the socket is no longer watched.
+    once, after which the socket is no longer watched. In a child of fork() too, with ECHILD.
     """
 
     def __init__(self, G g not None, UringPoller poller not None, sock, serve, failed):
@@ -148,6 +150,11 @@ cdef class Acceptor(Watch):
         while self.accepted:
             c_close(self.accepted.pop())
         return 0
+
+    cdef int leave_to_parent(self) except -1:
+        self.drop()
+        self.rx_wanted, self.error = False, ECHILD
+        return self.push(EV_IN)
 
     def stop(self):
         """Accept no more. When this returns the kernel has let go of the socket; who was not served sees the end."""
@@ -270,7 +277,7 @@ cdef class UringPoller(EpollPoller):
             self.cancels.clear()
             for w in self.table:
                 if isinstance(w, Acceptor):
-                    (<Acceptor>w).drop()    # the parent serves them
+                    (<Acceptor>w).leave_to_parent()
         return EpollPoller.after_fork(self)
 
     # -- submitting

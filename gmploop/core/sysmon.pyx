@@ -1,5 +1,10 @@
 # cython: language_level=3, freethreading_compatible=True, binding=True
-"""sysmon's thread, its settings, and what it says of a stall. What it does: sysmon.h."""
+"""sysmon's thread, its settings, and what it says of a stall. What it does: sysmon.h.
+
+What that is for: a callback that blocks delays its own G only; the others of its P go on after `retake_ns` and one nap.
+One that computes, too, where there is no GIL; with it the others get their turns of 5 ms. Where more callbacks compute at
+once than there are cores, nothing helps.
+"""
 import asyncio
 import os
 import sys

@@ -264,17 +264,20 @@ cdef class Transport(Watch):
         with the GIL nobody closes the descriptor meanwhile, and without it the critical section says so."""
         with cython.critical_section(self):
             sock = self.sock
-            if sock is None:
+            if sock is None and not self.gone:
                 sock = socket.socket.__new__(socket.socket)
-                sock._closed, sock._io_refs = self.gone, 0
-                if not self.gone:
-                    _socket.socket.__init__(sock, self.family, self.type | non_blocking, self.proto, self.fd)
-                    if self.gone or self.sock is not None:      # an audit hook let other threads in
-                        sock.detach()
-                        sock = self.sock
-                    else:
-                        self.sock = sock
-                        sock._io_refs = 1
+                sock._closed, sock._io_refs = False, 0
+                _socket.socket.__init__(sock, self.family, self.type | non_blocking, self.proto, self.fd)
+                if self.gone or self.sock is not None:          # an audit hook let other threads in
+                    sock.detach()
+                    sock = self.sock
+                else:
+                    self.sock = sock
+                    sock._io_refs = 1
+        if sock is None:                # what one that was made in time would be by now
+            sock = socket.socket(self.family, self.type | non_blocking, self.proto)
+            sock.close()
+            return sock
         if not non_blocking and not self.gone and sock.gettimeout() != 0:
             sock.settimeout(0)
         return sock

@@ -71,6 +71,24 @@ def test_addresses_are_the_socket_s_also_after_the_end(run, tmp_path, monkeypatc
     run(main())
 
 
+@pytest.mark.parametrize("asked", ["before", "only after"])
+@pytest.mark.parametrize("place", PLACES[:3])
+def test_the_socket_is_still_of_its_family_after_the_end(run, tmp_path, place, asked):
+    async def main():
+        server, protocol, client = await connect(place, tmp_path)
+        listener, info = server.sockets[0], protocol.transport.get_extra_info
+        wanted = listener.family, listener.type, listener.proto, -1
+        if asked == "before":
+            info("socket")
+        await lose(server, protocol, client)
+        sock = info("socket")
+        assert (sock.family, sock.type, sock.proto, sock.fileno()) == wanted
+        assert info("socket") is sock
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    run(main())
+
+
 def test_a_unix_client_without_a_name_has_an_empty_one(run, tmp_path):
     async def main():
         server, protocol, client = await connect("path", tmp_path, bind=False)

@@ -5,43 +5,27 @@ import contextvars
 
 import pytest
 
-from support import link, turns
+from support import Recorder, link, turns
 
 pytestmark = pytest.mark.timeout(30)
 
 VARIABLE = contextvars.ContextVar("VARIABLE", default="unset")
 
 
-class Contextual(asyncio.Protocol):
+class Contextual(Recorder):
     """Notes the variable's value in each of its callbacks."""
 
     def __init__(self):
+        super().__init__()
         self.seen = {}
-        self.lost = asyncio.get_running_loop().create_future()
 
     def note(self, name):
+        super().note(name)
         self.seen.setdefault(name, VARIABLE.get())
 
-    def connection_made(self, transport):
-        self.transport = transport
-        self.note("made")
-
     def data_received(self, data):
-        self.note("data")
+        super().data_received(data)
         self.seen["last data"] = VARIABLE.get()
-
-    def eof_received(self):
-        self.note("eof")
-
-    def pause_writing(self):
-        self.note("pause")
-
-    def resume_writing(self):
-        self.note("resume")
-
-    def connection_lost(self, exc):
-        self.note("lost")
-        self.lost.set_result(exc)
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix", "tls", "pipe"])

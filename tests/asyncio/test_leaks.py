@@ -17,15 +17,6 @@ from support import LOOPS, Recorder, finish, link, tcp_pair, turns, unix_pair
 pytestmark = pytest.mark.timeout(60)
 
 
-@pytest.fixture
-def no_gc():
-    """The collector is off, so that what dies has died by its reference count."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 class Payload:
     """Stands for a callback or an argument."""
 

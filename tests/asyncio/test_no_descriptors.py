@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import tracemalloc     # which a warning imports to show itself: not to be had without descriptors
 
 import pytest
 

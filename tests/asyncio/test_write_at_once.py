@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from support import Recorder, link, tcp_pair, unix_pair
+from support import Recorder, child, link, tcp_pair, unix_pair
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -150,6 +150,28 @@ def test_a_byte_written_to_tls_is_there_before_the_callback_ends(run, tls):
         thread.join(5)
         assert not thread.is_alive()
     run(main())
+
+
+@pytest.mark.parametrize("way", ["transport", "stream"])
+def test_what_was_written_arrives_though_the_process_ends_itself(loop_kind, way):
+    near, far = socket.socketpair()
+    with near, far:
+        done = child(loop_kind, """
+            async def main():
+                sock = socket.socket(fileno=int(sys.argv[1]))
+                if sys.argv[2] == "stream":
+                    _, writer = await asyncio.open_connection(sock=sock)
+                    writer.write(b"last words")
+                else:
+                    transport, _ = await loop.create_connection(asyncio.Protocol, sock=sock)
+                    transport.write(b"last words")
+                os._exit(0)
+            loop = new_loop()
+            loop.run_until_complete(main())
+        """, str(far.fileno()), way, pass_fds=[far.fileno()])
+        assert (done.returncode, done.stderr) == (0, "")
+        near.settimeout(5)
+        assert near.recv(100) == b"last words"
 
 
 @pytest.mark.stock_fault("only sockets whose protocol has TCP's own number get TCP_NODELAY")

@@ -17,6 +17,7 @@ from gmploop import world
 from gmploop.core import moving
 
 PROCS = 2
+LOOK_UP_S = 0.01        # only the main thread runs signal handlers, and SIGCHLD wakes the thread that forked
 
 
 class Held:
@@ -34,6 +35,8 @@ class Held:
 
 class MovableLoop(world.World):
     let_go = True               # it runs; else it is held
+    _default_executor = property(lambda self: self._own_executor, lambda self, one: setattr(self, "_own_executor", one))
+    _own_executor = None        # not that of all worlds: the tests shut down the one of their loop
 
     def lives_here(self):
         return self.let_go or asyncio._get_running_loop() is self
@@ -76,7 +79,8 @@ class MovableLoop(world.World):
         self._check_closed()
         self._check_running()
         self.release()
-        self.held.wait()
+        while not self.held.wait(LOOK_UP_S):
+            pass
         if self.fatal is not None:
             raise self.fatal
 
@@ -142,5 +146,6 @@ def put_in_place():
 
     def all_tasks(loop=None):
         """Without the root tasks, which are none of the test's: worlds live by them."""
-        return {task for task in real(loop) if getattr(task.get_coro(), "__name__", "") != "root_of_a_movable_loop"}
+        return {task for task in real(loop)
+                if getattr(getattr(task, "get_coro", int)(), "__name__", "") != "root_of_a_movable_loop"}
     asyncio.all_tasks = asyncio.tasks.all_tasks = all_tasks

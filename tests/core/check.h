@@ -1,4 +1,4 @@
-/* What the C tests share: checks that name their line, random numbers, memory that runs out on demand. */
+/* What the C tests share: checks that name their line, random numbers, pauses, memory that runs out on demand. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -18,6 +18,17 @@ static inline uint64_t random_below(uint64_t limit) {       /* xorshift */
     random_state ^= random_state << 17;
     return random_state % limit;
 }
+
+/* The points of the headers under test at which threads race: some of them let another thread go first. */
+#ifdef PAUSES
+#include <sched.h>
+static __thread uint32_t pause_state = 1;
+static inline void pause_sometimes(void) {
+    pause_state = pause_state * 1664525u + 1013904223u;
+    if (pause_state >> 29 == 0) sched_yield();
+}
+#define GL_RACE() pause_sometimes()
+#endif
 
 /* The headers under test are included after this: their allocations fail while `no_memory` is set. */
 static int no_memory;

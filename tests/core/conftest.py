@@ -61,14 +61,4 @@ def c_test(compiled):
 @pytest.fixture
 def loop_factory(errors, body_failed):
     """Makes loops of this package. They are closed afterwards; a task left on one is a failure."""
-    made = []
-
-    def factory():
-        loop = gmploop.new_event_loop()
-        loop.set_exception_handler(lambda _, context: errors.append(context))
-        made.append(loop)
-        return loop
-
-    yield factory
-    left = [task for loop in made for task in support.finish(loop)]
-    assert body_failed() or not left, "tasks left behind"
+    yield from support.factory_of(gmploop.new_event_loop, errors, body_failed)

@@ -2,15 +2,6 @@
 #define _GNU_SOURCE
 #include "check.h"
 #include <pthread.h>
-#ifdef PAUSES
-#include <sched.h>
-static __thread uint32_t pause_state = 1;
-static void pause_sometimes(void) {
-    pause_state = pause_state * 1664525u + 1013904223u;
-    if (pause_state >> 29 == 0) sched_yield();
-}
-#define GL_RACE() pause_sometimes()
-#endif
 #define GL_EVENTS 4u            /* so that writers lap each other */
 #include "events.h"
 

@@ -1,15 +1,6 @@
 /* runq.h with a ring of 4: every short sequence of one thread's calls, and an owner against thieves. */
 #include "check.h"
 #define GL_RUNQ_CAP 4u
-#ifdef PAUSES
-#include <sched.h>
-static __thread uint32_t pause_state = 1;
-static void pause_sometimes(void) {
-    pause_state = pause_state * 1664525u + 1013904223u;
-    if (pause_state >> 29 == 0) sched_yield();
-}
-#define GL_RACE() pause_sometimes()
-#endif
 #include "runq.h"
 #include <pthread.h>
 

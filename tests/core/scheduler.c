@@ -5,15 +5,6 @@
  * the same in the end, soon after the last post. */
 #define _GNU_SOURCE
 #include "check.h"
-#ifdef PAUSES
-#include <sched.h>
-static __thread uint32_t pause_state = 1;
-static void pause_sometimes(void) {
-    pause_state = pause_state * 1664525u + 1013904223u;
-    if (pause_state >> 29 == 0) sched_yield();
-}
-#define GL_RACE() pause_sometimes()
-#endif
 #include "scheduler.h"
 #include "sysmon.h"
 #include <poll.h>

@@ -5,9 +5,9 @@ import contextlib
 import socket
 
 import pytest
-from support import Recorder, bounded, turns, unix_pair
+from support import Recorder, bounded, reopened, turns, unix_pair
 
-from .test_poller import reopened, until
+from .test_poller import until
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -1,7 +1,7 @@
 """Fork: a loop that was idle goes on in the child, one that was running raises there; the parent notices nothing."""
 
 import asyncio
-import multiprocessing
+import contextlib
 import os
 import signal
 import socket
@@ -10,7 +10,7 @@ import warnings
 
 import gmploop
 import pytest
-from support import Recorder, bounded, child_output, open_fds, unix_pair
+from support import Recorder, bounded, open_fds, unix_pair, wait_until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
@@ -199,6 +199,42 @@ def test_descriptors_closed_by_the_child_do_not_keep_its_loop_from_going_on(loop
     loop.remove_reader(source)
     for fd in other:
         os.close(fd)
+
+
+@pytest.mark.parametrize("begun", ["before the fork", "in each child"])
+def test_children_of_a_parent_that_waits_serve_all_who_come(loop, pipe, begun):
+    """A parent that binds, forks and looks after its children only: no connection may wait for it."""
+    class Greeter(asyncio.Protocol):
+        def connection_made(self, transport):
+            transport.write(b"hello")
+            transport.close()
+
+    server = loop.run_until_complete(loop.create_server(Greeter, "127.0.0.1", 0, start_serving=begun[0] == "b"))
+    loop.run_until_complete(asyncio.sleep(0.001))
+
+    source, sink = pipe
+
+    def body():
+        loop.run_until_complete(server.start_serving())
+        loop.add_reader(source, lambda: (os.read(source, 1), loop.stop()))
+        loop.run_forever()
+        loop.remove_reader(source)
+        server.close()
+        loop.close()
+    def listens():
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(server.sockets[0].getsockname(), 5):
+            return True
+    children = [fork(body) for _ in range(2)]
+    try:
+        wait_until(listens)
+        for _ in range(10):
+            with socket.create_connection(server.sockets[0].getsockname(), 5) as client:
+                assert client.recv(100) == b"hello"
+    finally:
+        os.write(sink, b"x" * len(children))
+        for child in children:
+            ended(child)
+        server.close()
 
 
 def test_a_server_accepts_in_parent_and_child(loop):
@@ -420,125 +456,6 @@ def test_the_transports_of_a_running_loop_outlive_its_child(loop):
         os.close(source)
         os.close(sink)
     loop.run_until_complete(main())
-
-
-# -- signals
-
-def test_a_signal_to_the_child_of_a_running_loop_is_not_taken_for_the_parent_s():
-    """The wake-up descriptor is shared by a fork: what the child's signals write to it, the parent would read."""
-    assert child_output("gmploop", """
-        import warnings
-        warnings.simplefilter("ignore")
-        async def main():
-            loop = asyncio.get_running_loop()
-            seen = []
-            loop.add_signal_handler(signal.SIGUSR1, seen.append, "parent")
-            pid = os.fork()
-            if not pid:
-                try:
-                    os.kill(os.getpid(), signal.SIGUSR1)
-                finally:
-                    os._exit(0)
-            await loop.run_in_executor(None, os.waitpid, pid, 0)
-            for _ in range(3):
-                await asyncio.sleep(0.005)
-            print(seen)
-            os.kill(os.getpid(), signal.SIGUSR1)
-            await asyncio.sleep(0.005)
-            print(seen)
-            loop.remove_signal_handler(signal.SIGUSR1)
-        loop = new_loop()
-        loop.run_until_complete(main())
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
-    """) == "[]\n['parent']\n"
-
-
-def test_a_loop_that_goes_on_in_the_child_handles_its_own_signals_only():
-    assert child_output("gmploop", """
-        import warnings
-        warnings.simplefilter("ignore")
-        loop = new_loop()
-        seen = []
-        loop.add_signal_handler(signal.SIGUSR1, seen.append, "handled")
-        loop.run_until_complete(asyncio.sleep(0.001))
-        pid = os.fork()
-        if not pid:
-            status = 1
-            try:
-                loop.run_until_complete(asyncio.sleep(0))   # asyncio unsets the wakeup fd in every child
-                for _ in range(20):
-                    os.kill(os.getpid(), signal.SIGUSR1)
-                    loop.run_until_complete(asyncio.sleep(0.002))
-                status = len(seen)
-                loop.close()
-            finally:
-                os._exit(status)
-        loop.run_until_complete(asyncio.sleep(0.1))
-        print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), "parent", seen)
-        loop.close()
-    """) == "child 20 parent []\n"
-
-
-def test_a_signal_to_the_child_before_its_loop_runs_is_not_taken_for_the_parent_s():
-    assert child_output("gmploop", """
-        import warnings
-        warnings.simplefilter("ignore")
-        loop = new_loop()
-        seen = []
-        loop.add_signal_handler(signal.SIGUSR1, seen.append, "handled")
-        loop.run_until_complete(asyncio.sleep(0.001))
-        pid = os.fork()
-        if not pid:
-            try:
-                os.kill(os.getpid(), signal.SIGUSR1)
-                loop.close()
-            finally:
-                os._exit(0)
-        os.waitpid(pid, 0)
-        loop.run_until_complete(asyncio.sleep(0.005))
-        print(seen)
-        os.kill(os.getpid(), signal.SIGUSR1)
-        loop.run_until_complete(asyncio.sleep(0.005))
-        print(seen)
-        loop.close()
-    """) == "[]\n['handled']\n"
-
-
-# -- multiprocessing
-
-def answer(connection, loop=None):
-    async def main():
-        reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=os.dup(connection.fileno())))
-        writer.write(b"from the worker")
-        await writer.drain()
-        writer.close()
-        return await asyncio.to_thread(int)
-    connection.setblocking(False)
-    gmploop.run(asyncio.wait_for(main(), 10))
-
-
-@pytest.mark.parametrize("inside", [True, False], ids=["from a running loop", "from outside"])
-def test_multiprocessing_by_fork(loop, inside):
-    near, far = socket.socketpair()
-    process = multiprocessing.get_context("fork").Process(target=answer, args=(far,))
-
-    async def main():
-        process.start()
-        await bounded(loop.run_in_executor(None, process.join, 20), 25)
-        await asyncio.sleep(0.001)
-    if inside:
-        loop.run_until_complete(main())
-    else:
-        loop.run_until_complete(asyncio.sleep(0.001))
-        process.start()
-        process.join(20)
-    assert process.exitcode == 0
-    assert near.recv(100) == b"from the worker"
-    process.close()
-    near.close()
-    far.close()
-    loop.run_until_complete(asyncio.sleep(0.001))
 
 
 def test_the_parent_of_a_busy_child_is_not_woken_by_it(loop):

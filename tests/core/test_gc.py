@@ -246,14 +246,6 @@ def test_the_collector_in_another_thread_takes_nothing_that_will_run(loop):
 
 # -- at once, without the collector
 
-@pytest.fixture
-def no_gc():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 WAYS = {
     "call_soon": lambda loop, *args, **kwargs: loop.call_soon(*args, **kwargs),
     "call_soon_threadsafe": lambda loop, *args, **kwargs: loop.call_soon_threadsafe(*args, **kwargs),

@@ -12,7 +12,7 @@ import time
 
 import gmploop
 import pytest
-from support import Recorder, bounded, open_fds, reset, result_of, tcp_pair, turns, unix_pair
+from support import Recorder, bounded, open_fds, reopened, reset, result_of, tcp_pair, turns, unix_pair
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -28,17 +28,6 @@ def pipes(count=1):
         for fd in pair:
             with contextlib.suppress(OSError):
                 os.close(fd)
-
-
-def reopened(fd):
-    """A socketpair whose near end has this number."""
-    near, far = unix_pair()
-    if near.fileno() != fd:
-        os.dup2(near.fileno(), fd)
-        near.close()
-        near = socket.socket(fileno=fd)
-        near.setblocking(False)
-    return near, far
 
 
 async def until(predicate, timeout=5):

@@ -19,7 +19,7 @@ import time
 import gmploop
 import pytest
 from gmploop import config
-from support import Recorder, child_output, link, reset, result_of, set_up, tcp_pair, turns, unix_pair
+from support import Recorder, child_output, link, reset, result_of, set_up, tcp_pair, turns, unix_pair, wait_until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.gmploop_only]
 
@@ -405,6 +405,37 @@ def test_a_descriptor_may_change_its_owner_and_its_trigger(run, loop):
 
 
 # -- close and fork
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_the_port_of_a_server_is_free_when_close_returns(running, elsewhere):
+    async def serve():
+        return await running.create_server(Recorder, "127.0.0.1", 0)
+    server = asyncio.run_coroutine_threadsafe(serve(), running).result(10)
+    address = server.sockets[0].getsockname()
+    if elsewhere:
+        server.close()
+    else:
+        closed = threading.Event()
+        running.call_soon_threadsafe(lambda: (server.close(), closed.set()))
+        assert closed.wait(10)
+    with socket.create_server(address):         # which sets SO_REUSEADDR: only a listener would refuse it
+        pass
+
+
+def test_a_server_that_another_thread_closes_does_not_wait_for_a_busy_loop(running):
+    async def serve():
+        return await running.create_server(Recorder, "127.0.0.1", 0)
+    server = asyncio.run_coroutine_threadsafe(serve(), running).result(10)
+    address, busy, go_on = server.sockets[0].getsockname(), threading.Event(), threading.Event()
+    running.call_soon_threadsafe(lambda: (busy.set(), go_on.wait(10)))
+    assert busy.wait(10)
+    server.close()                              # the loop is at a callback that waits for what comes after this
+    go_on.set()
+
+    def is_free():
+        with contextlib.suppress(OSError), socket.create_server(address):
+            return True
+    wait_until(is_free)
 
 def test_a_wake_up_that_meets_close_touches_no_other_descriptor(loop_factory):
     """A thread posts to a loop while it is closed and its numbers are given to pipes: nothing is written to them."""

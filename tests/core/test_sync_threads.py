@@ -5,11 +5,9 @@ import collections
 import contextlib
 import gc
 import itertools
-import os
 import random
 import signal
 import sys
-import threading
 import time
 
 import gmploop
@@ -19,19 +17,10 @@ from gmploop import (
 from gmploop.core import waiter
 from support import LOOPS, child_output, wait_until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("threads_take_turns_often")]
 
 FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 MAKERS = list(LOOPS.values())
-
-
-@pytest.fixture(autouse=True)
-def threads_take_turns_often():
-    """With the GIL: races have a chance to be seen."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval)
 
 
 def run_loop(coro, number=0):
@@ -465,6 +454,7 @@ def test_storm(in_thread, cancelling):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cancelling", [False, True])
 def test_long_storm(in_thread, cancelling):
     for seed in range(400):

@@ -17,7 +17,8 @@ import time
 import gmploop
 import pytest
 from gmploop import config
-from support import Recorder, child_output, link, open_fds, outcome, result_of, tcp_pair, turns, unix_pair, wait_until
+from support import (
+    Recorder, child_output, link, open_fds, outcome, reopened, result_of, tcp_pair, turns, unix_pair, wait_until)
 
 poller_uring = pytest.importorskip("gmploop.core.poller_uring")
 
@@ -55,6 +56,26 @@ def setup(request):
 class Echo(Recorder):
     def data_received(self, data):
         self.transport.write(data)
+
+
+def program(setup, main):
+    """Output of a process of its own that runs main(), with a protocol Echo at hand."""
+    return child_output("gmploop", f"""
+    import resource, subprocess
+    from gmploop import config
+    from gmploop.core import poller_uring
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+        def data_received(self, data):
+            self.transport.write(data)
+
+    {main}
+    gmploop.new_event_loop().close()
+    poller_uring.configure(**config.uring_sizes() | {SETUPS[setup]!r})
+    asyncio.Runner(loop_factory=gmploop.new_event_loop).run(main())
+    """)
 
 
 # -- full queues
@@ -146,18 +167,10 @@ def test_traffic_under_a_storm_of_signals(setup, loop, run):
 
 def test_traffic_of_a_process_that_is_stopped_and_continued(setup):
     """No error, nothing lost, and no timer that fires early."""
-    assert child_output("gmploop", f"""
-    import subprocess
-    from gmploop import config
-    from gmploop.core import poller_uring
-
-    class Echo(asyncio.Protocol):
-        def connection_made(self, transport):
-            self.transport = transport
-        def data_received(self, data):
-            self.transport.write(data)
-
+    assert program(setup, """
     async def main():
+        stopper = subprocess.Popen(
+            ["sh", "-c", "for i in $(seq 60); do kill -STOP $PPID; kill -CONT $PPID; sleep 0.005; done"])
         loop = asyncio.get_running_loop()
         server = await loop.create_server(Echo, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -172,10 +185,6 @@ def test_traffic_of_a_process_that_is_stopped_and_continued(setup):
         print(stopper.returncode, early)
         writer.close()
         server.close()
-    gmploop.new_event_loop().close()
-    poller_uring.configure(**config.uring_sizes() | {SETUPS[setup]!r})
-    stopper = subprocess.Popen(["sh", "-c", "for i in $(seq 60); do kill -STOP $PPID; kill -CONT $PPID; sleep 0.005; done"])
-    asyncio.Runner(loop_factory=gmploop.new_event_loop).run(main())
     """) == "0 0\n"
 
 
@@ -241,12 +250,7 @@ def test_a_number_that_is_used_again_gets_nothing_of_the_old_socket(setup, loop,
             old_far.send(b"old")
             transport.abort()
             await end.lost
-            new, new_far = unix_pair()
-            if new.fileno() != number:
-                os.dup2(new.fileno(), number)
-                new.close()
-                new = socket.socket(fileno=number)
-                new.setblocking(False)
+            new, new_far = reopened(number)
             transport, end = await loop.create_connection(Recorder, sock=new)
             new_far.send(b"new")
             await end.received(3)
@@ -345,17 +349,7 @@ def test_servers_that_start_and_stop_while_clients_come_leave_no_descriptor(setu
 
 def test_a_server_that_is_out_of_descriptors_goes_on_when_there_are_some(setup):
     """The accept ends with EMFILE: told once, clients wait in the backlog, and it begins again."""
-    output = child_output("gmploop", f"""
-    import resource
-    from gmploop import config
-    from gmploop.core import poller_uring
-
-    class Echo(asyncio.Protocol):
-        def connection_made(self, transport):
-            self.transport = transport
-        def data_received(self, data):
-            self.transport.write(data)
-
+    output = program(setup, """
     async def main():
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: print(context["message"], context["exception"].errno))
@@ -374,9 +368,6 @@ def test_a_server_that_is_out_of_descriptors_goes_on_when_there_are_some(setup):
             client.close()
         server.close()
         await asyncio.sleep(0.01)
-    gmploop.new_event_loop().close()
-    poller_uring.configure(**config.uring_sizes() | {SETUPS[setup]!r})
-    asyncio.Runner(loop_factory=gmploop.new_event_loop).run(main())
     """)
     assert output == f"socket.accept() out of system resource {errno.EMFILE}\nTrue\n"
 

@@ -1,6 +1,7 @@
 """write_batching: the small writes of a turn leave together when it ends, on each poller that can do so."""
 
 import asyncio
+import contextlib
 import os
 import random
 import socket
@@ -44,6 +45,42 @@ def busy(loop):
 
 def received(sock):
     return result_of(sock.recv, 1 << 20)
+
+
+@contextlib.asynccontextmanager
+async def many(loop, count):
+    """Transports, and the sockets at their far ends."""
+    ends = [unix_pair() for _ in range(count)]
+    transports = [(await loop.create_connection(Recorder, sock=near))[0] for near, _ in ends]
+    yield transports, [far for _, far in ends]
+    for transport in transports:
+        transport.abort()
+    await turns(2)
+    for _, far in ends:
+        far.close()
+
+
+async def broken(loop):
+    """A connection that its peer has reset, unnoticed as yet."""
+    sock, peer = tcp_pair()
+    transport, end = await loop.create_connection(Recorder, sock=sock)
+    transport.pause_reading()
+    reset(peer)
+    return transport, end
+
+
+async def fill(near, far, size, before=int, after=int):
+    """Write pieces of size() bytes until the writer is paused; all must arrive when the far end reads again."""
+    sent = bytearray()
+    far.transport.pause_reading()
+    while not near.count("pause"):
+        before()
+        sent += (text := random.randbytes(size()))
+        near.transport.write(text)
+        await turns(after())
+    far.transport.resume_reading()
+    await far.received(len(sent))
+    assert far.data == sent
 
 
 def test_what_a_callback_writes_leaves_when_the_turn_ends_and_in_order(patient, run, loop):
@@ -130,26 +167,16 @@ def test_a_peer_that_does_not_read_gets_all_of_it_later(patient, run, loop, kind
     async def main():
         async with link(kind) as (near, far):
             near.transport.set_write_buffer_limits(high=20_000)
-            far.transport.pause_reading()
-            chosen, sent = random.Random(3), bytearray()
-            while not near.count("pause"):
-                sent += (text := chosen.randbytes(chosen.randrange(1, 4096)))
-                near.transport.write(text)
-                if chosen.random() < 0.5:
-                    await turns(1)
-            far.transport.resume_reading()
-            await far.received(len(sent))
-            assert far.data == sent and near.count("resume")
+            chosen = random.Random(3)
+            await fill(near, far, lambda: chosen.randrange(1, 4096), after=lambda: chosen.randrange(2))
+            assert near.count("resume")
     run(main())
 
 
 def test_a_broken_connection_is_told_and_does_not_hurt_the_others(patient, run, loop):
     async def main():
         async with link("tcp") as (near, far), link("tcp") as (other, other_far):
-            sock, peer = tcp_pair()
-            transport, end = await loop.create_connection(Recorder, sock=sock)
-            transport.pause_reading()
-            reset(peer)
+            transport, end = await broken(loop)
             for one in near.transport, transport, other.transport:
                 one.write(b"x")
             assert isinstance(await end.lost, ConnectionError)
@@ -160,17 +187,11 @@ def test_a_broken_connection_is_told_and_does_not_hurt_the_others(patient, run, 
 
 def test_many_connections_more_than_a_ring_carries(patient, run, loop):
     async def main():
-        ends = [unix_pair() for _ in range(300)]
-        transports = [(await loop.create_connection(Recorder, sock=near))[0] for near, _ in ends]
-        for _ in range(3):
-            for number, transport in enumerate(transports):
-                transport.write(b"%d" % number)
-            assert [await loop.sock_recv(far, 1000) for _, far in ends] == [b"%d" % number for number in range(300)]
-        for transport in transports:
-            transport.abort()
-        await turns(2)
-        for _, far in ends:
-            far.close()
+        async with many(loop, 300) as (transports, fars):
+            for _ in range(3):
+                for number, transport in enumerate(transports):
+                    transport.write(b"%d" % number)
+                assert [await loop.sock_recv(far, 1000) for far in fars] == [b"%d" % number for number in range(300)]
     run(main())
 
 
@@ -229,9 +250,7 @@ def test_what_was_written_leaves_while_the_callback_goes_on(run, loop, wait, kin
 def test_callbacks_of_all_lengths_lose_and_double_nothing(run, loop):
     async def main():
         chosen = random.Random(4)
-        ends = [unix_pair() for _ in range(20)]
-        transports = [(await loop.create_connection(Recorder, sock=near))[0] for near, _ in ends]
-        expected, got = [bytearray() for _ in ends], [bytearray() for _ in ends]
+        expected, got = [bytearray() for _ in range(20)], [bytearray() for _ in range(20)]
 
         def write():
             for _ in range(5):
@@ -240,52 +259,40 @@ def test_callbacks_of_all_lengths_lose_and_double_nothing(run, loop):
                 transports[number].write(text)
                 if chosen.random() < 0.2:
                     time.sleep(chosen.choice([0.0005, 0.001, 0.0015]))
-        for _ in range(200):
-            for _ in range(5):
-                loop.call_soon(write)
-            await asyncio.sleep(0)
-            for number, (_, far) in enumerate(ends):
-                while isinstance(data := received(far), bytes) and data:
-                    got[number] += data
-        while got != expected:
-            await asyncio.sleep(0.001)
-            for number, (_, far) in enumerate(ends):
-                data = received(far)
-                got[number] += data if isinstance(data, bytes) else b""
-        for transport in transports:
-            transport.abort()
-        await turns(2)
-        for _, far in ends:
-            far.close()
+
+        def read():
+            for far, data in zip(fars, got, strict=True):
+                while isinstance(new := received(far), bytes) and new:
+                    data += new
+        async with many(loop, 20) as (transports, fars):
+            for _ in range(200):
+                for _ in range(5):
+                    loop.call_soon(write)
+                await asyncio.sleep(0)
+                read()
+            while got != expected:
+                await asyncio.sleep(0.001)
+                read()
     run(main())
 
 
 def test_what_the_peer_did_not_take_meanwhile_follows(run, loop):
     async def main():
         async with link("unix") as (near, far):
-            far.transport.pause_reading()
             near.transport._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             near.transport.set_write_buffer_limits(high=10_000)
-            sent = bytearray()
-            while not near.count("pause"):
-                busy(loop)
-                sent += (text := random.randbytes(4000))
-                near.transport.write(text)
+
+            def hold():
                 time.sleep(0.005)               # so that it is not the loop that sends it
-                await turns(1)
-            far.transport.resume_reading()
-            await far.received(len(sent))
-            assert far.data == sent
+                return 1
+            await fill(near, far, lambda: 4000, lambda: busy(loop), hold)
     run(main())
 
 
 @pytest.mark.parametrize("then", ["go on", "close", "write", "abort"])
 def test_a_connection_found_broken_meanwhile_is_told(run, loop, then):
     async def main():
-        sock, peer = tcp_pair()
-        transport, end = await loop.create_connection(Recorder, sock=sock)
-        transport.pause_reading()
-        reset(peer)
+        transport, end = await broken(loop)
         busy(loop)
         transport.write(b"x")
         time.sleep(0.01)

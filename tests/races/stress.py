@@ -301,6 +301,26 @@ async def looking_in():
     gmploop.record_events(False)
 
 
+async def listing_tasks():
+    """From another thread, while a loop and worlds make tasks and end them."""
+    async def makes():
+        for _ in range(20):
+            await asyncio.gather(*[asyncio.create_task(asyncio.sleep(0)) for _ in range(10)])
+
+    def look(until, loops):
+        while not until.is_set():
+            for task in [task for loop in loops for task in asyncio.all_tasks(loop)]:
+                task.get_coro(), task.get_name(), task.done()
+            time.sleep(0.0005)
+    until, handles = threading.Event(), [go(makes) for _ in range(4)]
+    loops = [asyncio.get_running_loop(), *filter(None, [handle.get_loop() for handle in handles])]
+    thread = threading.Thread(target=look, args=(until, loops))
+    thread.start()
+    await asyncio.gather(makes(), *handles)
+    until.set()
+    await asyncio.to_thread(thread.join)
+
+
 async def loops_in_threads():
     """Drop-in loops, a thread each, that talk through a channel."""
     there, back = gmploop.Channel(2), gmploop.Channel()
@@ -324,7 +344,7 @@ async def loops_in_threads():
 
 SCENARIOS = [worlds, errors_and_names, streams, isolated_connections, sockets, cancellation, channels, locks, posts,
              results_in_threads, spawning_from_threads, blocking, locked_threads, changing_procs, looking_in,
-             loops_in_threads]
+             listing_tasks, loops_in_threads]
 
 
 def main(seconds=60.0, *names):

@@ -30,6 +30,21 @@ def runtime(errors):
     return runner
 
 
+def client_of(handler):
+    """A loop that has run, and a client of its server, which is closed; the handler has written an "a" and lives."""
+    async def main():
+        server = await gmploop.start_server(handler, HOST, 0)
+        client = socket.create_connection((HOST, port_of(server)))
+        client.setblocking(False)
+        assert await asyncio.get_running_loop().sock_recv(client, 1) == b"a"
+        server.close()
+        return client
+    loop = gmploop.new_event_loop()
+    client = loop.run_until_complete(main())
+    client.settimeout(10)
+    return loop, client
+
+
 def test_each_connection_has_a_world_of_its_own(runtime):
     worlds = []
 
@@ -60,6 +75,30 @@ def test_handlers_run_on_different_threads_at_once(runtime):
         async with await gmploop.start_server(blocks, HOST, 0) as server:
             await asyncio.gather(ask(server), ask(server))
     runtime(main())
+
+
+def test_busy_connections_share_the_ps(runtime):
+    """A new one goes to a P that has less to do: neither of two does nearly all, unless the machine is busy elsewhere."""
+    def runs():
+        return [proc["runs"] for proc in gmploop.stats()["per_proc"][:2]]
+
+    async def works(reader, writer):
+        await reader.readexactly(1)
+        for _ in range(20):
+            end = time.thread_time() + 0.0005
+            while time.thread_time() < end:
+                pass
+            await asyncio.sleep(0)
+        writer.close()
+
+    async def main():
+        before = runs()
+        async with await gmploop.start_server(works, HOST, 0) as server:
+            await asyncio.gather(*[ask(server) for _ in range(32)])
+        turns = [after - old for after, old in zip(runs(), before, strict=True)]
+        assert sum(turns) >= 32 * 20
+        return min(turns) / sum(turns)
+    assert any(runtime(main()) > 0.1 for _ in range(5))
 
 
 @pytest.mark.parametrize("procs", [1, 2])
@@ -221,18 +260,9 @@ def test_closing_the_loop_cancels_handlers():
         finally:
             ended.set()
 
-    async def main():
-        server = await gmploop.start_server(waits, HOST, 0)
-        client = socket.create_connection((HOST, port_of(server)))
-        client.setblocking(False)
-        assert await asyncio.get_running_loop().sock_recv(client, 1) == b"a"
-        server.close()
-        return client
-    loop = gmploop.new_event_loop()
-    client = loop.run_until_complete(main())
+    loop, client = client_of(waits)
     loop.close()
     with client:
-        client.settimeout(10)
         assert ended.wait(10) and client.recv(1) == b""
 
 
@@ -354,22 +384,13 @@ def test_an_error_after_the_servers_loop_is_closed_is_logged():
         except asyncio.CancelledError:
             raise ZeroDivisionError from None
 
-    async def main():
-        server = await gmploop.start_server(fails, HOST, 0)
-        client = socket.create_connection((HOST, port_of(server)))
-        client.setblocking(False)
-        assert await asyncio.get_running_loop().sock_recv(client, 1) == b"a"
-        server.close()
-        return client
-    loop = gmploop.new_event_loop()
-    client = loop.run_until_complete(main())
+    loop, client = client_of(fails)
     logged, handler = queue.SimpleQueue(), logging.Handler()
     handler.emit = logged.put
     logging.getLogger("asyncio").addHandler(handler)
     try:
         with client:
             loop.close()
-            client.settimeout(10)
             assert client.recv(1) == b""
             assert "Unhandled exception in client_connected_cb" in logged.get(timeout=10).getMessage()
     finally:
