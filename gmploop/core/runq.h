@@ -103,6 +103,17 @@ static inline void gl_runq_put(gl_runq *q, gl_g *gp, int next, gl_batch *over) {
     }
 }
 
+/* Owner: the first G of the ring or NULL. */
+static inline gl_g *gl_runq_first(gl_runq *q) {
+    for (;;) {
+        uint32_t h = gl_load_acquire(&q->head), t = gl_load_relaxed(&q->tail);
+        if (t == h) return NULL;
+        gl_g *gp = gl_load_relaxed(&q->slot[h % GL_RUNQ_CAP]);
+        GL_RACE();
+        if (gl_cas_head(&q->head, h, h + 1)) return gp;
+    }
+}
+
 /* Owner: the next G or NULL. *inherit: it came from runnext, and goes on with the slice of who put it there. */
 static inline gl_g *gl_runq_get(gl_runq *q, int *inherit) {
     gl_g *gp = gl_load_relaxed(&q->runnext);
@@ -110,13 +121,7 @@ static inline gl_g *gl_runq_get(gl_runq *q, int *inherit) {
     GL_RACE();
     if (gp && gl_cas_g(&q->runnext, gp, NULL)) return gp;
     *inherit = 0;
-    for (;;) {
-        uint32_t h = gl_load_acquire(&q->head), t = gl_load_relaxed(&q->tail);
-        if (t == h) return NULL;
-        gp = gl_load_relaxed(&q->slot[h % GL_RUNQ_CAP]);
-        GL_RACE();
-        if (gl_cas_head(&q->head, h, h + 1)) return gp;
-    }
+    return gl_runq_first(q);
 }
 
 /* Thief, owner of `q`, whose ring is empty: take half of what the victim has (rounded up), or, with `take_next` and

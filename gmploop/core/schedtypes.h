@@ -66,6 +66,7 @@ typedef struct gl_p {
     int64_t next_ns;                    /* the earliest of them; INT64_MAX: none. Written under tlock */
     uint32_t woken;                     /* worlds that a time has woken; under tlock */
     uint32_t schedtick;                 /* turns begun. Owner */
+    uint32_t inherited;                 /* turns from runnext since the last from elsewhere. Owner */
     int64_t tick_ns, mean_ns;           /* time of the last multiple of four, length of a turn since then. Owner */
     struct gl_p *link;                  /* idle list */
     uint32_t seen_tick;                 /* sysmon's: the last schedtick it saw, */
