@@ -1,8 +1,9 @@
 /* Memory of objects that are made and freed by the thousand: an M keeps what its thread freed of one type, for the next.
  *
- * gl_spare_free() is a type's tp_free. What is kept is no object: the collector does not track it (who frees an object has
- * untracked it before), nobody refers to it, and gl_spare_copy() makes it an object of the calling thread. Only the thread of the M touches its spares. Subclasses, other threads and a full stock use the
- * allocator itself; Ms are few and reused, and what they keep goes with the process.
+ * gl_spare_free() is a type's tp_free. What is kept is no object: the collector does not track it (who frees an object
+ * has untracked it before), nobody refers to it, and gl_spare_copy() makes it an object of the calling thread. Only the
+ * thread of the M touches its spares. Subclasses, other threads and a full stock use the allocator itself; Ms are few and
+ * reused, and what they keep goes with the process.
  */
 #ifndef GMPLOOP_SPARES_H
 #define GMPLOOP_SPARES_H
