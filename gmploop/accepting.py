@@ -10,7 +10,7 @@ import weakref
 from asyncio import constants
 
 from gmploop import config, sharing
-from gmploop.core import stream
+from gmploop.core import accept
 
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -60,16 +60,16 @@ class AcceptingLoop:
         from gmploop.loop import Loop       # which is made of this class
 
         context = options[5] if len(options) > 5 else None
-        quick = (sslcontext is None and type(self)._serve_connection is Loop._serve_connection and stream.accepts(sock))
+        quick = (sslcontext is None and type(self)._serve_connection is Loop._serve_connection and accept.accepts(sock))
 
         def serve(fd):
             if quick and not self._debug:
-                return stream.serve_accepted(self, self.poller, fd, sock, protocol_factory, server, context)
+                return accept.serve_accepted(self, self.poller, fd, sock, protocol_factory, server, context)
             conn = socket.socket(sock.family, sock.type, sock.proto, fd)
             try:
                 address = conn.getpeername()
             except OSError:
-                address = stream.peer_of_lost(fd, sock)
+                address = accept.peer_of_lost(fd, sock)
             self._serve_connection(protocol_factory, conn, address, *options)
 
         def failed(exc):

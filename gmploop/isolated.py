@@ -27,7 +27,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from gmploop import goroutine
-from gmploop.core import m, stream
+from gmploop.core import m
+from gmploop.core.accept import Accepted, accept_one
 from gmploop.loop import Loop
 from gmploop.sharing import Isolating
 
@@ -63,9 +64,9 @@ class Isolated(Isolating):
     # -- in the server's loop
 
     def accept(self, sock, server, most, context):
-        """In the place of stream.accept_connections()."""
+        """In the place of core.accept.accept_connections()."""
         for _ in range(most):
-            conn = stream.accept_one(sock)
+            conn = accept_one(sock)
             if conn is None:
                 return
             if context is None:
@@ -237,7 +238,7 @@ class Connection:
         self.waiter = world.create_future()
         conn, self.conn = self.conn, None
         try:
-            if type(conn) is stream.Accepted:
+            if type(conn) is Accepted:
                 self._adopt(conn, **self.options)
             else:
                 world._serve_accepted(self._make_protocol, conn, server=self, **self.options)

@@ -15,7 +15,7 @@ from asyncio import (base_events, constants, events, format_helpers, futures, pr
 from asyncio.log import logger
 
 from gmploop import accepting, config, sharing, signals, tasks as own_tasks, transports
-from gmploop.core import batch, datagram, fdwatch, handle, runtime, stream, transport
+from gmploop.core import accept, batch, datagram, fdwatch, handle, runtime, socket_writer, stream, transport
 
 __all__ = ["Loop"]
 
@@ -62,8 +62,9 @@ if (3, 12) <= sys.version_info < (3, 13, 1):
 
 handle.configure(_format_callback, events.Handle, events.TimerHandle, getattr(events, "_ThreadSafeHandle", None))
 transport.configure(trsock.TransportSocket, logger)
-stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE,
-                 batch_max=config.BATCH_BYTES, out_max=config.BATCH_TOTAL_BYTES)
+socket_writer.configure(constants._SendfileMode.TRY_NATIVE, batch_max=config.BATCH_BYTES,
+                        out_max=config.BATCH_TOTAL_BYTES)
+stream.configure(transports.SocketTransport, protocols.BufferedProtocol)
 datagram.configure(transports.DatagramTransport)
 fdwatch.configure(ssl.SSLSocket, socket.socket)
 own_tasks.connect()
@@ -374,7 +375,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, accepting.AcceptingLoop, run
         options = sslcontext, server, backlog, ssl_handshake_timeout, ssl_shutdown_timeout, *more
         try:
             quick = (not self._debug and type(self)._serve_connection is Loop._serve_connection
-                     and stream.accepts(sock))
+                     and accept.accepts(sock))
             if isinstance(protocol_factory, sharing.Isolating):
                 if quick and sslcontext is None:
                     protocol_factory.accept(sock, server, backlog + 1, context)
@@ -385,7 +386,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, accepting.AcceptingLoop, run
                 if sslcontext is not None:
                     make = functools.partial(transports.SSLProtocol.of_server, self, protocol_factory, sslcontext,
                                              ssl_handshake_timeout, ssl_shutdown_timeout)
-                stream.accept_connections(self, self.poller, sock, make, server, backlog + 1, context)
+                accept.accept_connections(self, self.poller, sock, make, server, backlog + 1, context)
             else:
                 self._accept_each(protocol_factory, sock, *options)
         except OSError as exc:

@@ -9,7 +9,7 @@ import functools
 import ssl
 from asyncio import log, sslproto, streams, transports, unix_events
 
-from gmploop.core import reader, tls
+from gmploop.core import buffered, reader, tls
 
 __all__ = ["DatagramTransport", "ReadPipeTransport", "SSLProtocol", "SSLTransport", "SocketTransport",
            "WritePipeTransport", "process_exited", "take_unread"]
@@ -127,7 +127,7 @@ class SSLProtocol(tls.SSLCore, sslproto.SSLProtocol):
         super().__init__(loop, *args, **kwargs)
         del self.max_size
         if loop._tls_buffer is None:
-            loop._tls_buffer = tls.Buffer(loop._tls_buffer_size or self.max_size)
+            loop._tls_buffer = buffered.Buffer(loop._tls_buffer_size or self.max_size)
         self._share_buffer(loop._tls_buffer)
 
     @classmethod

@@ -19,42 +19,43 @@ as one is, `pending > tail`. Where the headers are not those of TLS, nothing is 
 Writing. A piece goes to OpenSSL as it is, record by record, through a view instead of ever shorter copies. What has to
 wait is joined later, and so is what writelines() was given, up to a limit.
 """
-cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_CheckExact, PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.buffer cimport (
-    PyObject_GetBuffer, PyBuffer_Release, PyBuffer_FillInfo, Py_buffer, PyBUF_WRITABLE, PyBUF_C_CONTIGUOUS)
+from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, Py_buffer, PyBUF_WRITABLE, PyBUF_C_CONTIGUOUS
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
-from gmploop.core.reader cimport feed, feeds
+from gmploop.core.buffered cimport BufferedCore
 from gmploop.core.g cimport G
 from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
+from gmploop.core.reader cimport feed, feeds
 from gmploop.core.stream cimport SocketTransport
-from gmploop.core.transport cimport BufferedCore
 
 cdef extern from *:
     """
-    static PyObject *gl_get(PyObject *descriptor, PyObject *of) {
-        return Py_TYPE(descriptor)->tp_descr_get(descriptor, of, (PyObject *)Py_TYPE(of));
-    }
     static PyObject *gl_call(PyObject *method, PyObject *self, PyObject *x, PyObject *y) {
         PyObject *args[3] = { self, x, y };
         return PyObject_Vectorcall(method, args, x == NULL ? 1 : y == NULL ? 2 : 3, NULL);
     }
     """
-    object gl_get(object, object)
     object call0 "gl_call"(PyObject *, object, PyObject *, PyObject *)
     object call1 "gl_call"(PyObject *, object, object, PyObject *)
     object call2 "gl_call"(PyObject *, object, object, object)
+
+cdef extern from "descr.h":
+    object gl_get(object, object)
 
 cdef extern from "Python.h":
     PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *, Py_ssize_t) except NULL
     int resize_bytes "_PyBytes_Resize"(PyObject **, Py_ssize_t) except -1
 
+cdef extern from "records.h":
+    enum: GL_RECORD, GL_RECORD_MOST
+    ctypedef struct gl_records:
+        Py_ssize_t tail
+    void gl_records_follow(gl_records *, const unsigned char *, Py_ssize_t)
+    Py_ssize_t gl_records_rest(const gl_records *, const unsigned char *, Py_ssize_t)
+
 cdef enum:
-    RECORD = 16384          # bytes of a record at most (RFC 8446, 5.1)
-    HEADER = 5              # bytes of a record's header: type, version (2), length (2)
-    MOST = RECORD + 2048    # bytes of a record at most, encrypted (RFC 5246, 6.2.3)
-    MUCH = 2 * RECORD       # bytes that have come, from which on they are decrypted record by record
+    MUCH = 2 * GL_RECORD    # bytes that have come, from which on they are decrypted record by record
     JOIN = 256 * 1024       # writelines() joins pieces up to here, stock's size of a read
     LOG_LOST_WRITES = 5     # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 
@@ -95,31 +96,6 @@ cdef Py_ssize_t pending_in(bio) except -1:
     return gl_get(bio_pending, bio) if type(bio) is MemoryBIO else bio.pending
 
 
-@cython.final
-cdef class Buffer:
-    """What the TLS connections of a loop read into. As an object with the buffer protocol it is a window, which shows
-    what it is told to for the length of one call. By the thread that runs the loop."""
-    cdef readonly object view       # a memoryview of the bytearray below
-    cdef char *mem
-    cdef Py_ssize_t size
-    cdef void *at                   # what the window shows
-    cdef Py_ssize_t n
-
-    def __init__(self, Py_ssize_t size):
-        cdef Py_buffer buffer
-        self.view = memoryview(bytearray(size))
-        PyObject_GetBuffer(self.view, &buffer, PyBUF_WRITABLE)
-        self.mem, self.size = <char *>buffer.buf, buffer.len
-        PyBuffer_Release(&buffer)       # the view keeps the bytearray as it is
-
-    def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.at, self.n, False, flags)
-
-    cdef object show(self, void *at, Py_ssize_t n):
-        self.at, self.n = at, n
-        return self
-
-
 cdef inline object as_bytes(object data):
     """data itself, unless it is a view whose items are not bytes: len() and slices of those do not count bytes."""
     if isinstance(data, memoryview) and (data.itemsize != 1 or data.ndim != 1):
@@ -140,12 +116,7 @@ cdef class SSLCore(BufferedCore):
     cdef public bint _app_reading_paused, _app_writing_paused
     cdef object sslobj, raw     # the SSLObject, and the C object in it, or None
     cdef list records           # of a large write, encrypted, which leave with it
-    cdef Buffer shared
-    cdef Py_ssize_t tail        # bytes of an unfinished record that have come
-    cdef Py_ssize_t left        # bytes of it that have not, once its header is there
-    cdef int got                # bytes of its header that have come
-    cdef unsigned char header[HEADER]
-    cdef bint unframed          # what comes are not TLS records
+    cdef gl_records seen        # of what went into the BIO
 
     @property
     def _sslobj(self):
@@ -155,58 +126,11 @@ cdef class SSLCore(BufferedCore):
     def _sslobj(self, value):
         self.sslobj, self.raw = value, raw_of(value)
 
-    def _share_buffer(self, Buffer buffer not None):
-        """Use the loop's buffer for all that comes in."""
-        self.shared, self._ssl_buffer_view = buffer, buffer.view
-        self._ssl_buffer = buffer.view.obj
+    def _share_buffer(self, buffer):
+        BufferedCore._share_buffer(self, buffer)
+        self._ssl_buffer_view, self._ssl_buffer = buffer.view, buffer.view.obj
 
     # -- incoming
-
-    def get_buffer(self, n):
-        return self.shared.view
-
-    cdef char *get_memory(self, Py_ssize_t *size) except NULL:
-        size[0] = self.shared.size
-        return self.shared.mem
-
-    cdef int follow(self, const unsigned char *p, Py_ssize_t n) noexcept:
-        """Keep `tail` right: n bytes at p have come."""
-        cdef const unsigned char *header
-        if self.unframed:
-            return 0
-        while n:
-            if self.left > n:
-                self.left -= n
-                self.tail += n
-                return 0
-            if self.left:
-                p += self.left
-                n -= self.left
-                self.left = self.tail = 0
-                continue
-            if self.got == 0 and n >= HEADER:
-                header = p
-                p += HEADER
-                n -= HEADER
-                self.tail += HEADER
-            else:
-                header = self.header
-                self.header[self.got] = p[0]
-                self.got += 1
-                self.tail += 1
-                p += 1
-                n -= 1
-                if self.got < HEADER:
-                    continue
-                self.got = 0
-            self.left = header[3] << 8 | header[4]
-            if not self.left:
-                self.tail = 0
-            elif not 20 <= header[0] <= 24 or header[1] != 3 or self.left > MOST:
-                self.unframed = True
-                self.tail = 0
-                return 0
-        return 0
 
     def buffer_updated(self, Py_ssize_t nbytes):
         if not 0 <= nbytes <= self.shared.size:
@@ -215,7 +139,7 @@ cdef class SSLCore(BufferedCore):
 
     cdef int put_in(self, Py_ssize_t offset, Py_ssize_t n) except -1:
         """These bytes of the loop's buffer go to the BIO."""
-        self.follow(<unsigned char *>self.shared.mem + offset, n)
+        gl_records_follow(&self.seen, <unsigned char *>self.shared.mem + offset, n)
         if type(self._incoming) is MemoryBIO:
             call1(<PyObject *>bio_write, self._incoming, self.shared.show(self.shared.mem + offset, n), NULL)
         else:
@@ -247,7 +171,7 @@ cdef class SSLCore(BufferedCore):
             return 0
         try:
             if not self._app_reading_paused:
-                if came > self.tail or self.may_read(True):
+                if came > self.seen.tail or self.may_read(True):
                     if self._app_protocol_is_buffer:
                         self.read_buffered()
                     else:
@@ -273,7 +197,7 @@ cdef class SSLCore(BufferedCore):
     cdef bint may_read(self, bint first) except -1:
         """Whether there is anything that a read could decrypt; behind another read (not the first), which came back short,
         OpenSSL has nothing that it has decrypted already."""
-        if pending_in(self._incoming) > self.tail:
+        if pending_in(self._incoming) > self.seen.tail:
             return True
         if not first:
             return False
@@ -327,19 +251,15 @@ cdef class SSLCore(BufferedCore):
         """Much has come. Each record goes alone into the BIO and from there, decrypted, into an object for all: the BIO
         stays small, and the processor's caches do what its memory would have to."""
         # what may come out: as much, and what OpenSSL holds of the record that it is at
-        cdef Py_ssize_t size = pending_in(self._incoming) + came + MOST, at = 0, offset = 0, n = -1, take
+        cdef Py_ssize_t size = pending_in(self._incoming) + came + GL_RECORD_MOST, at = 0, offset = 0, n = -1, take
         cdef unsigned char *p = <unsigned char *>self.shared.mem
         cdef PyObject *data = new_bytes(NULL, size)
         try:
             while at < came:
-                take = came - at
-                if self.left:
-                    take = min(take, self.left)
-                elif take >= HEADER and self.got == 0 and not self.unframed:
-                    take = min(take, HEADER + (p[at + 3] << 8 | p[at + 4]))
+                take = gl_records_rest(&self.seen, p + at, came - at)
                 self.put_in(at, take)
                 at += take
-                if n and self.tail < take:
+                if n and self.seen.tail < take:
                     offset += self.decrypt_into(PyBytes_AS_STRING(<object>data) + offset, size - offset, &n)
         except BaseException:
             Py_DECREF(<object>data)

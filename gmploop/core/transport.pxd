@@ -14,11 +14,6 @@ cdef enum:
 
 cdef object address_of(sockaddr_storage *a, socklen_t size)
 
-cdef class BufferedCore:
-    """What a BufferedProtocol in the core offers to the core's transports beside its Python methods."""
-    cdef char *get_memory(self, Py_ssize_t *size) except NULL
-    cdef int updated(self, Py_ssize_t n) except -1
-
 cdef class Transport(Watch):
     cdef object sock                # None until somebody asks for it, where the core accepted the connection
     cdef object protocol
@@ -63,6 +58,7 @@ cdef class Transport(Watch):
     cdef int flush_in_context(self) except -1
     cdef int maybe_pause(self) except -1
     cdef int maybe_resume(self) except -1
+    cdef int call_protocol(self, str name) except -1
     cdef int call_lost(self, object exc) except -1
     cdef int force_close(self, object exc) except -1
     cdef int fatal(self, object exc, str message) except -1

@@ -29,23 +29,13 @@ cdef extern from "Python.h":
     object PyContext_CopyCurrent()
     int PyContext_Enter(object) except -1
     int PyContext_Exit(object) except -1
+    object PyObject_CallMethodNoArgs(object, object)
 
-cdef extern from *:
-    """
-    #include "address.h"
-    #include <unistd.h>
-    /* macOS: writing to a connection that is gone sends no signal. Elsewhere MSG_NOSIGNAL says so with each call. */
-    static void gl_no_sigpipe(int fd) {
-    #ifdef SO_NOSIGPIPE
-        int on = 1;
-        setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
-    #else
-        (void)fd;
-    #endif
-    }
-    """
-    void gl_no_sigpipe(int)
+cdef extern from "address.h":
     PyObject *gl_address(const sockaddr_storage *)
+
+cdef extern from "sockets.h":
+    void gl_no_sigpipe(int)
     int getpeername(int, sockaddr *, socklen_t *)
     int getsockname(int, sockaddr *, socklen_t *)
     int c_close "close"(int) nogil
@@ -91,16 +81,6 @@ cdef object address_of(sockaddr_storage *a, socklen_t size):
 
 cdef bint known_family(int family):
     return family == AF_INET or family == AF_INET6 or family == AF_UNIX
-
-
-cdef class BufferedCore:
-    cdef char *get_memory(self, Py_ssize_t *size) except NULL:
-        """As get_buffer()."""
-        raise NotImplementedError
-
-    cdef int updated(self, Py_ssize_t n) except -1:
-        """As buffer_updated(), of 0 < n <= size bytes."""
-        raise NotImplementedError
 
 
 cdef class Transport(Watch):
@@ -393,25 +373,22 @@ cdef class Transport(Watch):
         if self.wsize <= self.high or self.protocol_paused:
             return 0
         self.protocol_paused = True
-        try:
-            self.protocol.pause_writing()
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as exc:
-            self.g.call_exception_handler({"message": "protocol.pause_writing() failed", "exception": exc,
-                                           "transport": self, "protocol": self.protocol})
-        return 0
+        return self.call_protocol("pause_writing")
 
     cdef int maybe_resume(self) except -1:
         if not self.protocol_paused or self.wsize > self.low:
             return 0
         self.protocol_paused = False
+        return self.call_protocol("resume_writing")
+
+    cdef int call_protocol(self, str name) except -1:
+        """Call its method; what that raises is reported."""
         try:
-            self.protocol.resume_writing()
+            PyObject_CallMethodNoArgs(self.protocol, name)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
-            self.g.call_exception_handler({"message": "protocol.resume_writing() failed", "exception": exc,
+            self.g.call_exception_handler({"message": f"protocol.{name}() failed", "exception": exc,
                                            "transport": self, "protocol": self.protocol})
         return 0
 
