@@ -25,6 +25,21 @@ cdef class Done:
 cdef Done done = Done()
 
 
+# What `async with` and `with` call of all that has acquire(), acquire_blocking() and release().
+
+def release_at_once(self, typ, val, tb):
+    self.release()
+    return done
+
+
+def acquire_in_thread(self):
+    self.acquire_blocking()
+
+
+def release_in_thread(self, typ, val, tb):
+    self.release()
+
+
 cdef class Gate(Shared):
     cdef gl_gate gate
     cdef long long limit        # of value; 0: none
@@ -129,18 +144,10 @@ cdef class Semaphore(Gate):
         """Permits left."""
         return self.gate.value
 
-    def __aenter__(self):
-        return operation(self, OP_PERMIT)
-
-    def __aexit__(self, typ, val, tb):
-        self.release()
-        return done
-
-    def __enter__(self):
-        self.acquire_blocking()
-
-    def __exit__(self, typ, val, tb):
-        self.release()
+    __aenter__ = acquire
+    __aexit__ = release_at_once
+    __enter__ = acquire_in_thread
+    __exit__ = release_in_thread
 
     cdef str describe(self):
         return f"{self.gate.value} left, {self.queued()}"
@@ -222,18 +229,10 @@ cdef class Side:
     cdef str name(self):
         return "reader" if self.op == OP_READ else "writer"
 
-    def __aenter__(self):
-        return operation(self.rw, self.op)
-
-    def __aexit__(self, typ, val, tb):
-        self.release()
-        return done
-
-    def __enter__(self):
-        self.acquire_blocking()
-
-    def __exit__(self, typ, val, tb):
-        self.release()
+    __aenter__ = acquire
+    __aexit__ = release_at_once
+    __enter__ = acquire_in_thread
+    __exit__ = release_in_thread
 
     def __repr__(self):
         return f"<{self.name()} of {self.rw!r}>"
