@@ -41,7 +41,7 @@ cdef class UringPoller(EpollPoller):
     cdef bint losing
     cdef int ring_error             # errno with which the ring failed for good
     cdef unsigned int looks     # polls, for LOOKS
-    cdef list cancels           # tokens whose receives other threads want cancelled; under wake_lock
+    cdef list cancels           # tokens whose receives other threads want cancelled; they append, the owner pops
     cdef int open_ring(self) except -1
     cdef int lose_ring(self) except -1
     cdef gl_sqe *entry(self) except? NULL

@@ -167,9 +167,9 @@ cdef class Acceptor(Watch):
         try:
             while self.accepted:
                 self.context.run(self.serve, self.accepted.pop(0))
-        finally:
-            if self.accepted:               # it raised
-                self.push(EV_IN)
+        except BaseException:
+            self.push(EV_IN)                # for those that are left, and for the error
+            raise
         error, self.error = self.error, 0
         if error and self.poller is not None:
             self.poller.detach(self)

@@ -58,6 +58,16 @@ class Echo(Recorder):
         self.transport.write(data)
 
 
+async def connected(sock):
+    return await asyncio.get_running_loop().create_connection(Recorder, sock=sock)
+
+
+async def heard(protocol, size):
+    """All that has come, once that much has."""
+    await protocol.received(size)
+    return bytes(protocol.data)
+
+
 def program(setup, main):
     """Output of a process of its own that runs main(), with a protocol Echo at hand."""
     return child_output("gmploop", f"""
@@ -372,6 +382,48 @@ def test_a_server_that_is_out_of_descriptors_goes_on_when_there_are_some(setup):
     assert output == f"socket.accept() out of system resource {errno.EMFILE}\nTrue\n"
 
 
+def test_a_factory_that_ends_the_run_does_not_hide_that_accepting_has_ended():
+    """The last connection and the lack of a descriptor for the next come together; the loop is run again."""
+    output = child_output("gmploop", """
+    import resource
+
+    class Served(asyncio.Protocol):
+        made = 0
+
+        def __init__(self):
+            Served.made += 1
+            if Served.made == 1:
+                raise KeyboardInterrupt
+
+        def connection_made(self, transport):
+            transport.write(b"x")
+            transport.close()
+
+    loop = gmploop.new_event_loop()
+    errors = []
+    loop.set_exception_handler(lambda _, context: errors.append(context["exception"].errno))
+    loop.run_until_complete(loop.create_server(Served, "127.0.0.1", 0)).close()         # opens what a loop needs
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open("/dev/null") as next_one:
+        room = next_one.fileno() + 4        # the listener, two clients, one of their connections
+    resource.setrlimit(resource.RLIMIT_NOFILE, (room, limits[1]))
+    server = loop.run_until_complete(loop.create_server(Served, "127.0.0.1", 0))
+    clients = [socket.create_connection(server.sockets[0].getsockname()) for _ in range(2)]
+    try:
+        loop.run_forever()
+    except KeyboardInterrupt:
+        print("interrupted")
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    clients[1].setblocking(False)
+    print(loop.run_until_complete(asyncio.wait_for(loop.sock_recv(clients[1], 9), 5)), errors)
+    server.close()
+    for client in clients:
+        client.close()
+    loop.close()
+    """)
+    assert output == f"interrupted\nb'x' [{errno.EMFILE}]\n"
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_does_not_serve_its_parent_s_clients(setup, loop):
     async def begin():
@@ -422,21 +474,14 @@ def in_a_thread(function, *args):
 def test_a_loop_goes_on_in_one_thread_after_another(setup, loop):
     """Its ring is for one thread only, and those of the others have ended."""
     near, far = unix_pair()
-
-    async def connect():
-        return await loop.create_connection(Recorder, sock=near)
-
-    async def hear(size):
-        await protocol.received(size)
-        return bytes(protocol.data)
-    transport, protocol = in_a_thread(loop.run_until_complete, connect())
+    transport, protocol = in_a_thread(loop.run_until_complete, connected(near))
     for n in range(1, 6):
         far.send(b"x")
-        assert in_a_thread(loop.run_until_complete, hear(n)) == b"x" * n
+        assert in_a_thread(loop.run_until_complete, heard(protocol, n)) == b"x" * n
         transport.write(b"y")           # nobody runs the loop
         assert far.recv(9) == b"y"
     far.send(b"x")
-    assert loop.run_until_complete(hear(6)) == b"x" * 6
+    assert loop.run_until_complete(heard(protocol, 6)) == b"x" * 6
     transport.abort()
     in_a_thread(loop.run_until_complete, asyncio.sleep(0))
     wait_until(lambda: result_of(far.recv, 9) == b"")       # the kernel ends what the other threads' rings had
@@ -445,10 +490,7 @@ def test_a_loop_goes_on_in_one_thread_after_another(setup, loop):
 
 def test_a_loop_is_closed_by_another_thread(setup, loop):
     near, far = unix_pair()
-
-    async def connect():
-        return await loop.create_connection(Recorder, sock=near)
-    transport, _ = loop.run_until_complete(connect())
+    transport, _ = loop.run_until_complete(connected(near))
     transport.abort()
     in_a_thread(loop.close)
     transport._sock.close()
@@ -461,14 +503,7 @@ def test_a_loop_is_closed_by_another_thread(setup, loop):
 @pytest.mark.parametrize("child", ["does nothing", "closes", "uses it"])
 def test_a_child_takes_nothing_from_its_parent_s_ring(setup, loop, child):
     near, far = unix_pair()
-
-    async def connect():
-        return await loop.create_connection(Recorder, sock=near)
-
-    async def hear(size):
-        await protocol.received(size)
-        return bytes(protocol.data)
-    transport, protocol = loop.run_until_complete(connect())
+    transport, protocol = loop.run_until_complete(connected(near))
     far.send(b"one")                    # may lie in the shared queue when the process forks
     pid = os.fork()
     if not pid:
@@ -485,7 +520,7 @@ def test_a_child_takes_nothing_from_its_parent_s_ring(setup, loop, child):
         os._exit(0)
     taken = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     far.send(b"two")
-    assert loop.run_until_complete(hear(6 - taken)) == (b"two" if taken else b"onetwo")
+    assert loop.run_until_complete(heard(protocol, 6 - taken)) == (b"two" if taken else b"onetwo")
     transport.abort()
     loop.run_until_complete(asyncio.sleep(0))
     far.close()
