@@ -261,6 +261,8 @@ class Connection:
                 while left := self.world._other_tasks():
                     await asyncio.wait(left)
         except asyncio.CancelledError:
+            if coroutines.iscoroutine(self.handler):
+                self.handler.close()            # it may not have begun
             await self._hang_up()
             raise
 

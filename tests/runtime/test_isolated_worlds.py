@@ -11,6 +11,7 @@ import time
 
 import gmploop
 import pytest
+from gmploop.isolated import Connection
 from support import outcome
 
 from .serving_isolated import GONE, HOST, EchoProtocol, ask, connect, echo, no_goroutines, port_of, until
@@ -60,6 +61,25 @@ def test_each_connection_has_a_world_of_its_own(runtime):
             await no_goroutines()
             assert len({id(world) for world in [*worlds, asyncio.get_running_loop()]}) == 4
     runtime(main())
+
+
+def test_a_connection_cancelled_before_its_handler_begins_just_ends(runtime, monkeypatch, recwarn):
+    attach = Connection._attach
+
+    def attach_and_cancel(connection, transport):
+        attach(connection, transport)
+        connection.world.goroutine.cancel()
+    monkeypatch.setattr(Connection, "_attach", attach_and_cancel)
+
+    async def main():
+        async with await gmploop.start_server(echo, HOST, 0) as server:
+            reader, writer = await connect(server)
+            assert await reader.read() == b""
+            writer.close()
+            await no_goroutines()
+    runtime(main())
+    gc.collect()
+    assert not [str(warning.message) for warning in recwarn]
 
 
 def test_handlers_run_on_different_threads_at_once(runtime):
