@@ -197,7 +197,11 @@ class Replica:
         """The whole life of the replica, in its thread."""
         sharing.enter(self)
         try:
-            self.result = body()
+            try:
+                self.result = body()
+            finally:
+                sharing.enter(None)
+                self.dealer.leave(self)
         except BaseException as exc:
             self.error = exc
             if self.cancels and isinstance(exc, (exceptions.CancelledError, KeyboardInterrupt)):
@@ -208,8 +212,6 @@ class Replica:
             else:
                 self.run.replica_crashed(self)
         finally:
-            sharing.enter(None)
-            self.dealer.leave(self)
             self.ended.set_result(None)
 
     def cancel(self):

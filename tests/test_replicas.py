@@ -158,6 +158,18 @@ def test_what_a_replica_leaves_open_is_closed():
         socket.create_connection(address)
 
 
+def test_a_replica_that_fails_to_leave_what_it_shares_has_crashed(monkeypatch):
+    leave = sharing.Dealer.leave
+
+    def fail(dealer, replica):
+        leave(dealer, replica)
+        if replica.index == 1:
+            raise OSError("no more")
+    monkeypatch.setattr(sharing.Dealer, "leave", fail)
+    with pytest.raises(OSError, match="no more"):
+        run(alone, 2)
+
+
 # -- signals
 
 def test_a_signal_reaches_every_replica_that_handles_it():
