@@ -10,7 +10,7 @@ import weakref
 from asyncio import constants
 
 from gmploop import config, sharing
-from gmploop.core import accept
+from gmploop.core import accept, acceptor
 
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -81,7 +81,7 @@ class AcceptingLoop:
                 raise exc
             self._accept_later(exc, protocol_factory, sock, *options)
 
-        poller_uring().Acceptor(self, self.poller, sock, serve, failed)
+        acceptor.Acceptor(self, self.poller, sock, serve, failed)
 
     def _stop_serving(self, sock):
         if self.poller.accepts:
@@ -94,7 +94,7 @@ class AcceptingLoop:
 
         def stop():
             if stopped.set_running_or_notify_cancel():
-                stopped.set_result(poller_uring().stop_accepting(self.poller, fd))
+                stopped.set_result(acceptor.stop_accepting(self.poller, fd))
 
         if self._thread_id in (None, threading.get_ident()):
             return stop()
@@ -102,4 +102,4 @@ class AcceptingLoop:
             self.call_soon_threadsafe(stop)
             return stopped.result(config.ACCEPTS_END_S)
         if stopped.cancel():
-            poller_uring().stop_accepting(self.poller, fd)
+            acceptor.stop_accepting(self.poller, fd)

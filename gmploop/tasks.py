@@ -12,7 +12,7 @@ import types
 import weakref
 from asyncio import base_futures, base_tasks, coroutines, events, exceptions, futures, tasks
 
-from gmploop.core import future, task
+from gmploop.core import all_tasks, future, task
 
 __all__ = ["Future", "Task"]
 
@@ -24,13 +24,13 @@ class _Tasks(weakref.WeakSet):
 
     def __iter__(self):
         yield from super().__iter__()
-        yield from task.unfinished()
+        yield from all_tasks.unfinished()
 
     def __len__(self):
-        return super().__len__() + len(task.unfinished())
+        return super().__len__() + len(all_tasks.unfinished())
 
     def __contains__(self, item):
-        return super().__contains__(item) or type(item) is Task and any(item is t for t in task.unfinished())
+        return super().__contains__(item) or type(item) is Task and any(item is t for t in all_tasks.unfinished())
 
 
 class _Probe:
@@ -81,9 +81,9 @@ def configure():
         base_tasks=(base_tasks._task_repr, base_tasks._task_get_stack, base_tasks._task_print_stack),
         iscoroutine=coroutines.iscoroutine, register=tasks._register_task,
         enter=tasks._enter_task, leave=tasks._leave_task, swap=getattr(tasks, "_swap_current_task", None),
-        running_loop=events._get_running_loop,
         table=tasks._current_tasks if sys.version_info < (3, 14) else None,
         context_check=sys.version_info >= (3, 15), uncancel_resets=sys.version_info >= (3, 13))
+    all_tasks.configure(events._get_running_loop)
 
 
 def connect():

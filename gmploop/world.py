@@ -19,7 +19,7 @@ from asyncio.log import logger
 from concurrent.futures import ThreadPoolExecutor
 
 from gmploop import config, signals
-from gmploop.core import m, moving, netpoll, sched, sysmon, task as own_task
+from gmploop.core import all_tasks, m, moving, netpoll, sched, sysmon
 from gmploop.loop import Loop
 
 
@@ -150,7 +150,7 @@ class World(moving.MovingCore, Loop):
         """The tasks of this world that are not done, but the running one. Of those that no task factory made, without a
         look at all worlds."""
         me = asyncio.current_task()
-        tasks = own_task.unfinished_of(self) if self._task_factory is None else asyncio.all_tasks(self)
+        tasks = all_tasks.unfinished_of(self) if self._task_factory is None else asyncio.all_tasks(self)
         return [task for task in tasks if task is not me]
 
     async def _wind_up(self, root):

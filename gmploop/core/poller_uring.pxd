@@ -23,16 +23,6 @@ cdef extern from "uring.h" nogil:
     void gl_bufs_return(gl_bufs *, unsigned)
     char *gl_bufs_at(gl_bufs *, unsigned)
 
-cdef class Acceptor(Watch):
-    cdef object sock            # the listener
-    cdef object serve           # called with a descriptor, in `context`
-    cdef object failed          # called with an OSError; nothing is accepted any more
-    cdef object context
-    cdef list accepted          # descriptors that were not served yet
-    cdef int error              # errno that the accept ended with
-    cdef int drop(self) except -1
-    cdef int leave_to_parent(self) except -1
-
 cdef class UringPoller(EpollPoller):
     cdef gl_uring r             # fd -1: the next poll opens it
     cdef gl_bufs bufs           # what receives land in

@@ -9,7 +9,7 @@ What is received by completions, and what is not
 - Stream transports receive by one multishot RECV each, into buffers that all share (gl_bufs). The bytes are copied out
   while the completions are taken, and the buffers go back before the next enter: so none is ever waited for, and a
   receive that ended because more came at once than there are buffers (ENOBUFS) is simply asked for again.
-- Servers' listeners accept by one multishot ACCEPT each: an Acceptor. As of receives, nothing is accepted between two
+- Servers' listeners accept by one multishot ACCEPT each: an Acceptor (acceptor.pyx). As of receives, nothing is accepted between two
   enters. A completion that nobody wants any more brings a descriptor all the same: it is closed.
 - All else asks for readiness: readers, writers, sock_*(), datagrams, pipes, and transports that wait to write or receive
   in bulk. That is epoll's part, whose events are one operation in the ring (EPOLL_WAIT, Linux 6.15; before that a POLL
@@ -49,17 +49,14 @@ look again, so the child asks them for readiness instead.
 """
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EAGAIN, EBUSY, ECHILD, ECONNABORTED, EEXIST, EINTR, EINVAL, ENOBUFS, ENOMEM, ENOSYS
+from libc.errno cimport EAGAIN, EBUSY, ECONNABORTED, EEXIST, EINTR, EINVAL, ENOBUFS, ENOMEM, ENOSYS
 import os
+from gmploop.core.acceptor cimport Acceptor
 from gmploop.core.batch cimport (
     SEND_BIT, GL_OP_SEND, GL_SQE_SKIP_SUCCESS, gl_uring_free, gl_uring_queued, gl_uring_sqe, gl_uring_next)
-from gmploop.core.g cimport G
 from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed, gl_lock, gl_unlock
 from gmploop.core.poller cimport Poller, EV_IN, RX_OFF, RX_ON, RX_STOPPING
 from gmploop.core.poller_epoll cimport MAX_EVENTS
-
-cdef extern from "Python.h":
-    object PyContext_CopyCurrent()
 
 cdef extern from *:
     """
@@ -122,69 +119,6 @@ cdef object refused(int error):
 
 cdef inline uint64_t token_of(Watch w) noexcept:
     return <uint64_t><uint32_t>w.fd | <uint64_t>w.gen << 32 | (ACCEPT_BIT if isinstance(w, Acceptor) else 0)
-
-
-@cython.final
-cdef class Acceptor(Watch):
-    """A listening socket whose connections the kernel accepts, until detach() or an error that ends it.
-
-    serve(fd) is called for each, in a copy of the current context; it owns the descriptor then. failed(exc) is called
-    once, after which the socket is no longer watched. In a child of fork() too, with ECHILD.
-    """
-
-    def __init__(self, G g not None, UringPoller poller not None, sock, serve, failed):
-        self.g, self.fd = g, sock.fileno()
-        self.sock, self.serve, self.failed = sock, serve, failed
-        self.context, self.accepted = PyContext_CopyCurrent(), []
-        poller.attach(self)
-        poller.receive(self, True)
-
-    def __dealloc__(self):
-        self.drop()
-
-    cdef bint is_ended(self):
-        return False
-
-    cdef int drop(self) except -1:
-        """Close what was accepted and is not served."""
-        while self.accepted:
-            c_close(self.accepted.pop())
-        return 0
-
-    cdef int leave_to_parent(self) except -1:
-        self.drop()
-        self.rx_wanted, self.error = False, ECHILD
-        return self.push(EV_IN)
-
-    def stop(self):
-        """Accept no more. When this returns the kernel has let go of the socket; who was not served sees the end."""
-        if self.poller is not None:
-            self.poller.detach(self)
-        self.drop()
-
-    cdef int on_events(self, uint32_t events) except -1:
-        cdef int error
-        try:
-            while self.accepted:
-                self.context.run(self.serve, self.accepted.pop(0))
-        except BaseException:
-            self.push(EV_IN)                # for those that are left, and for the error
-            raise
-        error, self.error = self.error, 0
-        if error and self.poller is not None:
-            self.poller.detach(self)
-            self.context.run(self.failed, OSError(error, os.strerror(error)))
-        return 0
-
-    def __repr__(self):
-        return f"<Acceptor {self.sock!r}>"
-
-
-def stop_accepting(Poller poller not None, int fd):
-    """Stop the Acceptor of a listener, if it has one. Before its descriptor is closed."""
-    cdef Watch w = poller.lookup(fd)
-    if isinstance(w, Acceptor):
-        (<Acceptor>w).stop()
 
 
 @cython.final

@@ -1,7 +1,12 @@
 from cpython.object cimport PyObject
 from gmploop.core.future cimport Future
-from gmploop.core.g cimport G, gl_node
+from gmploop.core.g cimport G, gl_node, gl_tasks
 from gmploop.core.handle cimport flag
+
+cdef extern from "tasklist.h" nogil:
+    ctypedef struct gl_shard:
+        gl_tasks list
+    enum: GL_SHARDS
 
 cdef class Task(Future):
     cdef PyObject *coro
@@ -46,3 +51,5 @@ cdef unsigned long long next_number() noexcept
 # Whether asyncio's current task is looked up by the loop's hash (g.pyx), which must then be told when that step ends.
 cdef bint has_table() noexcept
 cdef int leave(G loop, Task task) except -1
+# The worlds that have tasks of ours: GL_SHARDS lists.
+cdef gl_shard *shards_of_tasks() noexcept

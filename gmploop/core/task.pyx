@@ -14,14 +14,12 @@ Steps
 
 The order of what happens, messages and special cases are asyncio's C implementation's.
 
-Thread safety: as future.pyx. The lists of tasks may be read by any thread; tasklist.h has the locks. A list owns no
-reference. With the GIL a task found there that has a reference can be taken; without, its references might be going to
-zero at that moment in another thread, so that every task gets a weak reference which the reader asks.
+Thread safety: as future.pyx. The lists of tasks may be read by any thread: all_tasks.pyx.
 """
 cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
-from libc.stdlib cimport calloc, realloc, free
+from libc.stdlib cimport calloc, free
 from gmploop.core.future cimport (
     Future, PENDING, CANCELLED, FINISHED, CANCEL_MESSAGE, CANCELLED_EXC, SOURCE_TRACEBACK, visit_future, clear_future)
 from gmploop.core.g cimport G, gl_tasks, gl_own_tasks, track_current, track_steps, track_worlds
@@ -29,39 +27,14 @@ from gmploop.core.handle cimport make_handle, gl_world_mine, GL_FREE_THREADED
 from gmploop.core.waiter cimport Waiter, set_task_hooks
 
 cdef extern from "tasklist.h" nogil:
-    ctypedef struct gl_shard:
-        gl_tasks list
-    enum: GL_SHARDS
-    void gl_tasks_lock(gl_tasks *)
-    void gl_tasks_unlock(gl_tasks *)
     void gl_tasks_add(gl_tasks *, gl_node *)
     void gl_tasks_remove(gl_tasks *, gl_node *)
     bint gl_tasks_in(const gl_node *)
-    gl_node *gl_tasks_next(gl_tasks *, gl_node *)
-    gl_own_tasks *gl_own_tasks_of(gl_node *)
 
 cdef extern from "atomics.h" nogil:
-    gl_own_tasks *load_tasks "gl_load_acquire"(gl_own_tasks **)
     bint cas_tasks "__sync_bool_compare_and_swap"(gl_own_tasks **, gl_own_tasks *, gl_own_tasks *)
     unsigned gl_shard_here()
     unsigned long long gl_task_number(unsigned long long *)
-
-cdef extern from *:
-    """
-    static PyObject *gl_weakref_target(PyObject *ref) {
-    #if PY_VERSION_HEX >= 0x030D0000
-        PyObject *o = NULL;
-        PyWeakref_GetRef(ref, &o);
-        return o;
-    #else
-        PyObject *o = PyWeakref_GetObject(ref);
-        return o == Py_None ? NULL : Py_XNewRef(o);
-    #endif
-    }
-    #define gl_container(node, offset) ((PyObject *)((char *)(node) - (offset)))
-    """
-    PyObject *gl_weakref_target(PyObject *)
-    PyObject *gl_container(gl_node *, Py_ssize_t)
 
 cdef extern from "raised.h":
     PyObject *gl_take_exception()
@@ -85,31 +58,28 @@ cdef extern from "Python.h":
     bint PyErr_GivenExceptionMatches(PyObject *, PyObject *)
     object PyMethod_New(object, object)
     PyObject *PyWeakref_NewRef(object, PyObject *) except NULL
-    Py_ssize_t Py_REFCNT(PyObject *)
 
 # Injected by gmploop.tasks: asyncio's parts that these types rest on.
 cdef object task_class = None, InvalidStateError = None, CancelledError = None
 cdef object task_repr = None, task_get_stack = None, task_print_stack = None, is_coroutine = None
-cdef object register_task = None, enter_task = None, leave_task = None, swap_current = None, get_running_loop = None
+cdef object register_task = None, enter_task = None, leave_task = None, swap_current = None
 cdef bint tells_each_step = False       # 3.14 on: there is no table that is read by the loop's hash
 cdef bint checks_context = False, uncancel_forgets = False
 cdef object THROW = "throw"
 cdef unsigned long long task_counter = 0
-cdef gl_shard shards[16]
-cdef Py_ssize_t task_node                       # where the node is in a task
+cdef gl_shard shards[GL_SHARDS]
 
 
-def configure(*, task_type, errors, base_tasks, iscoroutine, register, enter, leave, swap, running_loop, table,
-              bint context_check, bint uncancel_resets):
+def configure(*, task_type, errors, base_tasks, iscoroutine, register, enter, leave, swap, table, bint context_check,
+              bint uncancel_resets):
     """Set asyncio's Task and what it is made of; see gmploop/tasks.py."""
     global task_class, InvalidStateError, CancelledError, task_repr, task_get_stack, task_print_stack, is_coroutine
     global register_task, enter_task, leave_task, swap_current, tells_each_step, checks_context, uncancel_forgets
-    global get_running_loop
     task_class, is_coroutine, checks_context = task_type, iscoroutine, context_check
     InvalidStateError, CancelledError = errors
     task_repr, task_get_stack, task_print_stack = base_tasks
     register_task, enter_task, leave_task, swap_current = register, enter, leave, swap
-    uncancel_forgets, tells_each_step, get_running_loop = uncancel_resets, table is None, running_loop
+    uncancel_forgets, tells_each_step = uncancel_resets, table is None
     track_current(table)
 
 
@@ -637,7 +607,7 @@ set_task_hooks(resume, step_waiting)
 track_steps(drop_step)
 
 
-# -- all tasks
+# -- the lists in which all_tasks.pyx looks
 
 cdef void forget(G g) noexcept:
     gl_tasks_remove(&shards[g.tasks.shard].list, &g.tasks.node)
@@ -657,69 +627,11 @@ cdef int list_world(G g) except -1:
     return 0
 
 
+cdef gl_shard *shards_of_tasks() noexcept:
+    return shards
+
+
 track_worlds(forget)
-
-
-cdef struct found:
-    PyObject **items        # strong references to tasks, or to their weak references
-    size_t n, room
-
-
-cdef int gather_list(gl_tasks *tasks, found *f) noexcept:
-    """Add the tasks of a list. -1 without memory."""
-    cdef gl_node *n
-    cdef PyObject *task
-    cdef PyObject **more
-    cdef int r = 0
-    gl_tasks_lock(tasks)
-    n = gl_tasks_next(tasks, NULL)
-    while n != NULL:
-        if f.n == f.room:
-            more = <PyObject **>realloc(f.items, (f.room * 2 + 64) * sizeof(PyObject *))
-            if more == NULL:
-                r = -1
-                break
-            f.items, f.room = more, f.room * 2 + 64
-        task = gl_container(n, task_node)
-        if GL_FREE_THREADED:
-            f.items[f.n] = (<Task>task).wref
-            take_reference(f.items[f.n])
-            f.n += 1
-        elif Py_REFCNT(task) > 0:       # else it is being freed
-            f.items[f.n] = task
-            take_reference(task)
-            f.n += 1
-        n = gl_tasks_next(tasks, n)
-    gl_tasks_unlock(tasks)
-    return r
-
-
-cdef extern from *:
-    """
-    static void take_reference(PyObject *o) { Py_INCREF(o); }
-    """
-    void take_reference(PyObject *)
-
-
-cdef list strong(found *f, int failed):
-    """The tasks that were found and live."""
-    cdef list tasks = []
-    cdef PyObject *task
-    cdef size_t i
-    try:
-        if failed:
-            raise MemoryError()
-        for i in range(f.n):
-            task = gl_weakref_target(f.items[i]) if GL_FREE_THREADED else f.items[i]
-            if task != NULL:
-                tasks.append(<object>task)
-                if GL_FREE_THREADED:
-                    Py_DECREF(<object>task)
-    finally:
-        for i in range(f.n):
-            Py_DECREF(<object>f.items[i])
-        free(f.items)
-    return tasks
 
 
 cdef unsigned long long next_number() noexcept:
@@ -733,33 +645,6 @@ cdef bint has_table() noexcept:
 cdef int leave(G loop, Task task) except -1:
     leave_task(loop, task)
     return 0
-
-
-def unfinished():
-    """All tasks of ours, of all loops, that are not done. From any thread; of a goroutine that another thread runs, the
-    root task only if somebody there has asked for it."""
-    cdef found f = found(NULL, 0, 0)
-    cdef gl_node *n
-    cdef int i, r = 0
-    here = get_running_loop()
-    if isinstance(here, G):
-        (<G>here).show_root()
-    for i in range(GL_SHARDS):
-        gl_tasks_lock(&shards[i].list)
-        n = gl_tasks_next(&shards[i].list, NULL)
-        while n != NULL and r == 0:
-            r = gather_list(&gl_own_tasks_of(n).list, &f)
-            n = gl_tasks_next(&shards[i].list, n)
-        gl_tasks_unlock(&shards[i].list)
-    return strong(&f, r)
-
-
-def unfinished_of(G loop):
-    """The same of one loop."""
-    cdef found f = found(NULL, 0, 0)
-    cdef gl_own_tasks *tasks = load_tasks(&loop.tasks)
-    cdef int r = gather_list(&tasks.list, &f) if tasks != NULL else 0
-    return strong(&f, r)
 
 
 # -- the collector
@@ -787,6 +672,3 @@ cdef int clear_task(PyObject *o) noexcept:
 
 (<SlotsOfType *>Task).tp_traverse = visit_task
 (<SlotsOfType *>Task).tp_clear = clear_task
-cdef Task probe = Task.__new__(Task)
-task_node = <char *>&probe.node - <char *><PyObject *>probe
-probe = None

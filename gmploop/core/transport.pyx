@@ -18,8 +18,6 @@ import socket
 import sys
 import warnings
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
 from libc.errno cimport EBADF
 from libc.string cimport memcpy
 from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
@@ -32,7 +30,7 @@ cdef extern from "Python.h":
     object PyObject_CallMethodNoArgs(object, object)
 
 cdef extern from "address.h":
-    PyObject *gl_address(const sockaddr_storage *)
+    object gl_address(const sockaddr_storage *, socklen_t)
 
 cdef extern from "sockets.h":
     void gl_no_sigpipe(int)
@@ -49,7 +47,6 @@ cdef object TransportSocket = None
 cdef object logger = None
 cdef bint server_takes_transport = sys.version_info >= (3, 13)
 cdef int non_blocking = getattr(socket, "SOCK_NONBLOCK", 0)
-cdef bint abstract_names = sys.platform == "linux"
 
 
 def configure(transport_socket, log):
@@ -64,19 +61,7 @@ cdef inline bint takes_transport(server) except -1:
 
 cdef object address_of(sockaddr_storage *a, socklen_t size):
     """The address as the socket module gives it. Of Internet and Unix sockets."""
-    cdef PyObject *known = gl_address(a) if size else NULL
-    if known != NULL:
-        address = <object>known
-        Py_DECREF(address)
-        return address
-    # Unix sockets: a path, an abstract name (bytes), or nothing. The path begins two bytes behind on the BSDs too.
-    cdef char *path = <char *>a + 2
-    cdef Py_ssize_t n = <Py_ssize_t>size - 2
-    if n <= 0:
-        return None if size == 0 else ""
-    if path[0] == 0 and abstract_names:
-        return PyBytes_FromStringAndSize(path, n)
-    return path[:n].split(b"\0")[0].decode(sys.getfilesystemencoding(), "surrogateescape")
+    return gl_address(a, size)
 
 
 cdef bint known_family(int family):
