@@ -659,6 +659,8 @@ cdef class SocketTransport(Transport):
         return 0
 
     cdef int flushed(self) except -1:
+        if self.closing:
+            self.send_out()             # what resume_writing() wrote
         if self.wsize == 0 and not self.conn_lost:
             if self.empty_waiter is not None and not self.empty_waiter.done():
                 self.empty_waiter.set_result(None)
@@ -744,6 +746,7 @@ cdef class SocketTransport(Transport):
 
     def _lend_fd(self):
         """Leave the poller, so that something else may watch the fd; _take_back_fd() ends that."""
+        self.send_out()
         if self.poller is not None:
             self.poller.detach(self)
 
