@@ -103,6 +103,21 @@ def test_what_a_callback_writes_leaves_when_the_turn_ends_and_in_order(patient, 
     run(main())
 
 
+def test_small_lines_wait_as_small_data_does(patient, run, loop):
+    async def main():
+        near, far = tcp_pair()
+        transport, _ = await loop.create_connection(Recorder, sock=near)
+        transport.writelines([b"a", bytearray(b"b"), memoryview(b"c")])
+        transport.write(b"d")
+        transport.writelines([b"e"])
+        assert transport.get_write_buffer_size() == 5 and received(far) is BlockingIOError
+        assert await loop.sock_recv(far, 1000) == b"abcde"
+        transport.abort()
+        await turns(2)
+        far.close()
+    run(main())
+
+
 @pytest.mark.parametrize("how", ["abort", "an error of the protocol"])
 def test_an_abort_drops_nothing_that_had_left_without_a_batch(patient, run, loop, errors, how):
     class Fails(Recorder):
@@ -133,7 +148,7 @@ def test_whatever_else_is_done_sends_it_first(patient, run, loop, what):
         transport.write(b"first")
         then = {"close": transport.close, "write_eof": transport.write_eof,
                 "a large write": lambda: transport.write(bytes(5000)),
-                "writelines": lambda: transport.writelines([b"x", b"y"]),
+                "writelines": lambda: transport.writelines([bytes(3000), bytes(3000)]),
                 "a view": lambda: transport.write(memoryview(b"view")),
                 "more than is kept": lambda: [transport.write(bytes(4096)) for _ in range(4)]}
         then[what]()
