@@ -335,6 +335,7 @@ cdef class SocketTransport(SocketWriter):
 
     def _lend_fd(self):
         """Leave the poller, so that something else may watch the fd; _take_back_fd() ends that."""
+        self.send_out()
         if self.poller is not None:
             self.poller.detach(self)
 
