@@ -3,6 +3,7 @@
 #define GMPLOOP_ADDRESS_H
 
 #include <Python.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>

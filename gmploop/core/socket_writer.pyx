@@ -62,6 +62,7 @@ cdef class SocketWriter(Transport):
             chunk = gl_ring_pop(&self.wbuf)
         gl_ring_free(&self.wbuf)
 
+    @cython.final
     cdef int may_write(self, str what) except -1:
         self.here(what)
         if self.eof_sent:
@@ -70,6 +71,7 @@ cdef class SocketWriter(Transport):
             raise RuntimeError(f"unable to {what}; sendfile is in progress")
         return 0
 
+    @cython.final
     cdef Py_ssize_t send_now(self, object data) except -2:
         """Bytes the kernel took; -1 when the connection was found broken (and is being closed)."""
         cdef Py_buffer view
@@ -119,6 +121,7 @@ cdef class SocketWriter(Transport):
         self.arm_write()
         return self.maybe_pause()
 
+    @cython.final
     cdef bint put_out(self, object data, Py_ssize_t size) except -1:
         """Whether the data will be sent, or is dropped, without write(): what waits goes first if it is not to wait."""
         if (self.wsize == 0 and size <= BATCH_MAX and not isinstance(data, memoryview)
@@ -205,6 +208,7 @@ cdef class SocketWriter(Transport):
             self.arm_write()
             self.maybe_pause()
 
+    @cython.final
     cdef int keep(self, object data, Py_ssize_t offset) except -1:
         """Append data[offset:] (in bytes) to the buffer."""
         cdef bytes chunk

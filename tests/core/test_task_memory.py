@@ -166,11 +166,9 @@ def test_memory_stays_flat(loop, run):
 
 # -- from the wrong thread
 
+@pytest.mark.gmploop_only
 def test_wrong_threads_do_no_harm(loop, run, in_thread):
     """Nothing is promised but that the interpreter goes on and this loop's own tasks end well."""
-    if type(loop).__name__ != "Loop":
-        pytest.skip("stock on free-threaded builds is not under test")
-
     async def waits(future):
         try:
             await future
