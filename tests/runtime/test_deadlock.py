@@ -343,7 +343,7 @@ results = []
 thread = threading.Thread(target=lambda: results.append(gmploop.run(main())))
 thread.start()
 time.sleep(0.1)
-jobs.send_nowait("it goes on")
+jobs.send_blocking("it goes on")
 thread.join()
 print(results)
 """)
