@@ -50,9 +50,10 @@ def after_fork():
 os.register_at_fork(after_in_child=after_fork)
 
 
-def set_tunables(long long spin_ns, long long backlog_ns):
-    """How long a thread looks for work before it sleeps, and from how much queued work on another one is woken."""
+def set_tunables(*, long long spin_ns, long long backlog_ns, long long dying_ns, uint32_t slice):
+    """See config.py."""
     gl_the_sched.spin_ns, gl_the_sched.backlog_ns = spin_ns, backlog_ns
+    gl_the_sched.dying_ns, gl_the_sched.slice = dying_ns, slice
 
 
 def set_procs(int n):

@@ -19,7 +19,8 @@ static int no_matter(const volatile void *word) {
             || word == &sched.spins || word == &sched.nmidle) return 1;
     for (int i = 0; i < sched.nallp; i++) {
         gl_p *pp = sched.allp[i];
-        if (within(word, &pp->n, sizeof pp->n) || word == &pp->schedtick || word == &pp->next_ns) return 1;
+        if (within(word, &pp->n, sizeof pp->n) || word == &pp->schedtick || word == &pp->next_ns || word == &pp->keep)
+            return 1;
     }
     for (int i = 0; i < sched.nm; i++)
         if (word == &sched.allm[i]->readied || word == &sched.allm[i]->state) return 1;
@@ -71,7 +72,7 @@ static void ring_end(void) { for (int i = 0; i < GS; i++) if (out[i] != 1) FOUND
 
 /* -- posts, Ms and Ps: what is posted is taken, and nobody but the protocol wakes anybody */
 
-static int procs, Gs, posters, each;
+static int procs, Gs, posters, each, keep;
 
 static void take(world *w) {
     if (w->running++) FOUND("runs twice at once");
@@ -133,6 +134,7 @@ static void sched_begin(void) {
     sched.poll_break = no_break;
     sched.start_thread = start_thread;
     gl_set_procs(&sched, procs);
+    for (int i = 0; i < procs; i++) sched.allp[i]->keep = (uint32_t)keep;
     for (intptr_t i = 0; i < posters; i++) fiber_start(poster, (void *)i);
 }
 
@@ -154,6 +156,7 @@ int main(int argc, char **argv) {
     if (!strcmp(test, "ring")) n = explore(most, ring_begin, ring_end);
     else if (!strcmp(test, "one_p")) { procs = 1; Gs = 1; n = explore(most, sched_begin, sched_end); }
     else if (!strcmp(test, "two_ps")) { each = 1; n = explore(most, sched_begin, sched_end); }
+    else if (!strcmp(test, "two_that_keep")) { each = 1; keep = 100; n = explore(most, sched_begin, sched_end); }
     else return 2;
     printf("%ld executions\n", n);
     return 0;

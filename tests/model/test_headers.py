@@ -43,7 +43,8 @@ def right(compiled):
     return compiled()
 
 
-@pytest.mark.parametrize("test, preemptions, least", [("ring", 2, 1000), ("one_p", 2, 1000), ("two_ps", 2, 1000)])
+@pytest.mark.parametrize("test, preemptions, least", [("ring", 2, 1000), ("one_p", 2, 1000), ("two_ps", 2, 1000),
+                                                      ("two_that_keep", 2, 1000)])
 def test_nothing_is_lost_or_doubled(right, test, preemptions, least):
     done = run(right, test, preemptions)
     assert (done.returncode, done.stderr) == (0, "")
