@@ -120,6 +120,11 @@ cdef class RestWatch:
         return 0
 
 
+@cython.final
+cdef class OwnThread:
+    """What only a loop has that has a thread of its own: worlds that move are made by the million."""
+
+
 cdef class LoopCore(G):
     def __cinit__(self):
         self.closed = True              # until _open(): __del__ of a loop whose constructor failed has nothing to close
@@ -129,7 +134,9 @@ cdef class LoopCore(G):
         self.custom_time = type(self).time is not LoopCore.time
         self.custom_call_at = type(self).call_at is not LoopCore.call_at
         self.custom_call_soon = type(self).call_soon is not LoopCore.call_soon
-        self.task_kwargs = {"loop": self}
+        cdef OwnThread own = OwnThread.__new__(OwnThread)
+        own.task_kwargs = {"loop": self}
+        self.apart = own
         if poller == "epoll":
             from gmploop.core.poller_epoll import EpollPoller as Backend
         elif poller == "io_uring":
@@ -245,7 +252,8 @@ cdef class LoopCore(G):
                 self.poller.g = None
         finally:
             self.disown()
-        self.task_kwargs = None
+        if type(self.apart) is OwnThread:
+            (<OwnThread>self.apart).task_kwargs = None
 
     cdef bint gone(self) noexcept:
         return load_flag(&self.closed)
@@ -420,6 +428,8 @@ cdef class LoopCore(G):
 
     def _run_once(self):
         """Turns until stop(). Named as asyncio's step, whose run_forever() calls it."""
+        if type(self.apart) is not OwnThread:
+            raise RuntimeError("the loop's constructor has not run")
         self.skip = 0
         self.skipped = MAX_SKIP
         while True:
@@ -430,11 +440,11 @@ cdef class LoopCore(G):
     cdef int turn(self) except -1:
         cdef size_t n, entry
         cdef Handle h
-        if load_head(&self.inbox) != NULL or self.taken != NULL:
+        if load_head(&self.inbox) != NULL:
             self.drain_inbox()
         self.skipped += 1
         if (self.skipped > self.skip or self._stopping or gl_ring_len(&self.ready) == 0
-                or gl_ticks() - self.polled_at > GL_TICKS_LITTLE):
+                or gl_ticks() - (<OwnThread>self.apart).polled_at > GL_TICKS_LITTLE):
             self.poll_io()
         elif self.w.timers_due:
             self.w.timers_due = False
@@ -518,11 +528,10 @@ cdef class LoopCore(G):
     cdef int poll_io(self) except -1:
         cdef long long delay_ns = self.wait_ns()
         cdef int n
-        cdef bint unbounded = delay_ns < 0 and self.rest is not None
+        cdef OwnThread own = <OwnThread>self.apart
+        cdef bint unbounded = delay_ns < 0 and own.rest is not None
         if unbounded:
-            delay_ns = self.rest.wait_ns(self)
-        if self.poller is None:
-            raise RuntimeError("the loop's constructor has not run")
+            delay_ns = own.rest.wait_ns(self)
         if self.poller.forked():
             raise RuntimeError(f"{self!r} was running when the process forked: it goes on in the parent only")
         if delay_ns and not gl_g_cas(&self.s.state, G_RUNNING, G_IDLE):
@@ -539,10 +548,10 @@ cdef class LoopCore(G):
                 gl_fence_seq_cst()          # with the poster's CAS on the inbox: it sees RUNNING, or we see its post
                 self.drain_inbox()
             if unbounded and not self._stopping:
-                self.rest.waited(self, delay_ns)
+                own.rest.waited(self, delay_ns)
         else:
             n = self.poller.poll(0) if not self.poller.broken_at else self.poller.poll_broken(0)
-        self.polled_at = gl_ticks()
+        own.polled_at = gl_ticks()
         self.skipped = 0
         if n or delay_ns:
             self.skip = self.empty_polls = 0
@@ -561,7 +570,7 @@ cdef class LoopCore(G):
         if at_rest is not None:
             watch = RestWatch.__new__(RestWatch)
             watch.at_rest, watch.after_ns = at_rest, after_ns
-        self.rest = watch
+        (<OwnThread>self.apart).rest = watch
 
     # -- futures and tasks. The types are looked up where asyncio has them, as asyncio does.
 
@@ -569,9 +578,11 @@ cdef class LoopCore(G):
         """A future of this loop."""
         if self.own_tasks and (self._task_factory is None or self._task_factory is stock_eager_factory):
             return make_future(self)        # another factory's tasks are asyncio's, and quicker with its futures
-        if self.task_kwargs is None:        # closed
-            return futures_names["Future"](loop=self)
-        return PyObject_Call(futures_names["Future"], (), self.task_kwargs)
+        return PyObject_Call(futures_names["Future"], (), self.task_kwargs())
+
+    cdef dict task_kwargs(self):
+        cdef dict made = (<OwnThread>self.apart).task_kwargs if type(self.apart) is OwnThread else None
+        return made or {"loop": self}
 
     cdef object new_future(self):
         return self.create_future()
@@ -591,7 +602,7 @@ cdef class LoopCore(G):
         if self._task_factory is None and not self.w.debug and context is None and not kwargs:
             self.check_open()
             if name is None:
-                return PyObject_Call(tasks_names["Task"], (coro,), self.task_kwargs)
+                return PyObject_Call(tasks_names["Task"], (coro,), self.task_kwargs())
             return tasks_names["Task"](coro, loop=self, name=name)
         if name is not None:
             kwargs["name"] = name

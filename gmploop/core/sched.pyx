@@ -7,6 +7,9 @@ cdef extern from *:
     """
     #include "scheduler.h"
     static gl_sched gl_the_sched;
+    #ifdef __GLIBC__    /* asked for several times in each turn: without a call; elsewhere such a module may not load */
+    __attribute__((tls_model("initial-exec")))
+    #endif
     static __thread gl_m *gl_my_m;
     static void gl_set_my_m(gl_m *mp) { gl_my_m = mp; }
     """
