@@ -71,7 +71,7 @@ static inline void gl_share(gl_sched *S, gl_p *pp) {
     if (pp->tick_ns) {
         gl_measure(S, pp, now);
         n = gl_runq_len(&pp->q);
-        if (n > pp->keep && n * pp->mean_ns > S->backlog_ns) {
+        if (n > gl_load_relaxed(&pp->keep) && n * pp->mean_ns > S->backlog_ns) {
             GL_ADD(pp->n.wakes, 1);
             gl_wakep(S);
         }

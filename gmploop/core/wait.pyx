@@ -2,9 +2,9 @@
 """Wait: one operation on a channel or lock, from its beginning to its outcome. waiter.pyx makes an awaitable of it.
 
 waitq.h says how its outcome is decided and why nothing is lost or doubled. From outcome to resumed task: the one who
-decides calls wake(), which has its task stepped, or queues a Grant (grant.pyx) in its world. Whatever ends a wait between
-grant and resume gives what was granted to the next in line: cancel (the task throws CancelledError into the waiter),
-close() of the coroutine, a loop that is closed, KeyboardInterrupt in a thread, the last reference going away.
+decides calls wake(), which has its task stepped, or queues a Grant (grant.pyx) in its world. Whatever ends a wait
+between grant and resume gives what was granted to the next in line: cancel (the task throws CancelledError into the
+waiter), close() of the coroutine, a loop that is closed, KeyboardInterrupt in a thread, the last reference going away.
 
 fork: free-threaded Pythons stop all threads for it and the others hold the GIL, and no spin lock is held at either; so
 the child finds them free. Waits of threads and worlds that the child does not have are withdrawn there (waits.pyx).
