@@ -24,7 +24,9 @@ from gmploop.core.future cimport make_future
 from gmploop.core.task cimport Task, make_task, run_task
 from gmploop.core.poller cimport Watch, uint32_t
 from gmploop.core.stream cimport SocketTransport
-from gmploop.core.fdwatch cimport SockOp
+from gmploop.core.sockop cimport (
+    sock_op, OP_RECV, OP_RECV_INTO, OP_RECVFROM, OP_RECVFROM_INTO, OP_SENDALL, OP_SENDTO, OP_CALL_READ, OP_CALL_WRITE,
+    OP_SENDALL_BY_CALL)
 from gmploop.core.sched cimport sched
 
 cdef extern from "Python.h":
@@ -72,7 +74,6 @@ cdef dict futures_names = None
 cdef object base_create_task = None
 cdef type socket_type = None
 cdef object stock_task = None, stock_eager_factory = None, never_eager = None
-cdef int OP_RECV = 0, OP_RECV_INTO = 1, OP_SENDALL = 2, OP_CALL_READ = 3, OP_CALL_WRITE = 4, OP_SENDALL_BY_CALL = 5
 
 
 def configure(tasks_module, futures_module, create_task, plain_socket_type, str never_eager_name):
@@ -604,32 +605,40 @@ cdef class LoopCore(G):
     def sock_recv(self, sock, n):
         """Receive up to n bytes from a non-blocking socket; returns them."""
         if type(sock) is socket_type:
-            return SockOp(self, self.poller, OP_RECV, sock, None, n)
-        return SockOp(self, self.poller, OP_CALL_READ, sock, "recv", (n,))
+            return sock_op(self, self.poller, OP_RECV, sock, None, n)
+        return sock_op(self, self.poller, OP_CALL_READ, sock, "recv", (n,))
 
     def sock_recv_into(self, sock, buf):
         """Receive into a writable buffer; returns the number of bytes."""
         if type(sock) is socket_type:
-            return SockOp(self, self.poller, OP_RECV_INTO, sock, None, buf)
-        return SockOp(self, self.poller, OP_CALL_READ, sock, "recv_into", (buf,))
+            return sock_op(self, self.poller, OP_RECV_INTO, sock, None, buf)
+        return sock_op(self, self.poller, OP_CALL_READ, sock, "recv_into", (buf,))
 
     def sock_sendall(self, sock, data):
         """Send all of data. After a cancel it is unknown how much was sent."""
         if type(sock) is socket_type:
-            return SockOp(self, self.poller, OP_SENDALL, sock, None, data)
-        return SockOp(self, self.poller, OP_SENDALL_BY_CALL, sock, "send", data)
+            return sock_op(self, self.poller, OP_SENDALL, sock, None, data)
+        return sock_op(self, self.poller, OP_SENDALL_BY_CALL, sock, "send", data)
 
     def sock_recvfrom(self, sock, bufsize):
         """Receive a datagram of up to bufsize bytes; returns (data, address)."""
-        return SockOp(self, self.poller, OP_CALL_READ, sock, "recvfrom", (bufsize,))
+        if type(sock) is socket_type:
+            return sock_op(self, self.poller, OP_RECVFROM, sock, None, bufsize)
+        return sock_op(self, self.poller, OP_CALL_READ, sock, "recvfrom", (bufsize,))
 
     def sock_recvfrom_into(self, sock, buf, nbytes=0):
         """Receive a datagram into buf; returns (number of bytes, address)."""
-        return SockOp(self, self.poller, OP_CALL_READ, sock, "recvfrom_into", (buf, nbytes or len(buf)))
+        if not nbytes:
+            nbytes = len(buf)
+        if type(sock) is socket_type:
+            return sock_op(self, self.poller, OP_RECVFROM_INTO, sock, buf, nbytes)
+        return sock_op(self, self.poller, OP_CALL_READ, sock, "recvfrom_into", (buf, nbytes))
 
     def sock_sendto(self, sock, data, address):
         """Send a datagram; returns the number of bytes."""
-        return SockOp(self, self.poller, OP_CALL_WRITE, sock, "sendto", (data, address))
+        if type(sock) is socket_type:
+            return sock_op(self, self.poller, OP_SENDTO, sock, address, data)
+        return sock_op(self, self.poller, OP_CALL_WRITE, sock, "sendto", (data, address))
 
 
 def transport_of(LoopCore loop not None, int fd):
@@ -640,4 +649,4 @@ def transport_of(LoopCore loop not None, int fd):
 
 def sock_call(LoopCore loop not None, sock, bint writing, fn):
     """Awaitable: fn() again each time the socket is ready, until it does not raise BlockingIOError."""
-    return SockOp(loop, loop.poller, OP_CALL_WRITE if writing else OP_CALL_READ, sock, fn, ())
+    return sock_op(loop, loop.poller, OP_CALL_WRITE if writing else OP_CALL_READ, sock, fn, ())
