@@ -47,6 +47,10 @@ cdef extern from "atomics.h" nogil:
     void store_flag "gl_store_release"(flag *, flag)
 
 cdef double SOON_S = 1e-6           # a timer this near is looked for in the next turn; guessed
+# A wait that ended with MANY timers due is followed by none that ends sooner than this for a timer: a wake-up costs as
+# much as ten callbacks, and they are late by no more than that (asyncio's by up to a millisecond). Guessed; the kernel's
+# own slack is 50 us.
+cdef double APART_S = 200e-6
 
 cdef extern from *:
     """
@@ -66,6 +70,7 @@ cdef extern from *:
 cdef enum:
     MAX_SKIP = 61               # turns; Go's schedtick interval for looking at the global queue
     LOOKS = 3                   # at a run that may never go on; guessed
+    MANY = 4                    # timers: see APART_S; guessed
     DAY_NS = 86400000000000     # asyncio's MAXIMUM_SELECT_TIMEOUT
 
 # Injected by gmploop.loop.
@@ -506,18 +511,24 @@ cdef class LoopCore(G):
 
     cdef long long wait_ns(self) except? -2:
         """How long the poller may wait: 0 when there is work, < 0 for ever."""
-        cdef double delay
+        cdef double now, delay
         if self._stopping or gl_ring_len(&self.ready):
             return 0
         if not self.w.timers.n:
             return -1
-        delay = (self.w.timers.a[0].when - self.clock()) * 1e9
+        now = self.clock()
+        delay = self.w.timers.a[0].when - now
         if delay <= 0:
             return 0
+        if self.poller is not None and not self.custom_time:
+            delay = max(delay, self.poller.timers_at + APART_S - now)
+        delay *= 1e9
         return DAY_NS if delay >= DAY_NS else <long long>delay + 1
 
     cdef int poll_io(self) except -1:
         cdef long long delay_ns = self.wait_ns()
+        cdef double now
+        cdef size_t before
         cdef int n
         cdef bint unbounded = delay_ns < 0 and self.rest is not None
         if unbounded:
@@ -553,7 +564,11 @@ cdef class LoopCore(G):
                 self.skip = min(<unsigned char>(self.skip * 2 + 1), <unsigned char>MAX_SKIP)
         self.w.timers_due = False
         if self.w.timers.n:
-            self.take_due(self.clock())
+            now = self.clock()
+            before = gl_ring_len(&self.ready)
+            self.take_due(now)
+            if delay_ns > 0 and gl_ring_len(&self.ready) >= before + MANY:
+                self.poller.timers_at = now
         return 0
 
     def _watch_rest(self, at_rest, long long after_ns):
