@@ -34,6 +34,7 @@ cdef extern from "Python.h":
     object PyObject_Call(object, object, object)
     object PyObject_CallNoArgs(object)
     bint PyCoro_CheckExact(object)
+    double PyLong_AsDouble(object) except? -1
 
 cdef extern from "<unistd.h>" nogil:
     int usleep(unsigned int)
@@ -345,12 +346,13 @@ cdef class LoopCore(G):
 
     def call_later(self, delay, callback, *args, context=None):
         """Call callback(*args) in `delay` seconds, never earlier. Returns a handle with when() and cancel()."""
-        cdef double now
+        cdef double now, seconds
         if delay is None:
             raise TypeError("delay must not be None")
         if (type(delay) is float or type(delay) is int) and not self.custom_time and not self.custom_call_at:
+            seconds = delay if type(delay) is float else PyLong_AsDouble(delay)
             now = gl_monotonic()
-            return self.set_timer(now + <double>delay, now, callback, args, context, "call_later", 0)
+            return self.set_timer(now + seconds, now, callback, args, context, "call_later", 0)
         when = (self.time() if self.custom_time else gl_monotonic()) + delay
         if self.custom_call_at:
             return self.call_at(when, callback, *args, context=context)
