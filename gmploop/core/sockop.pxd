@@ -27,6 +27,7 @@ cdef class SockOp(Operation):
     cdef int begin(self) except -1
     cdef int begin_call(self) except -1
     cdef int begin_datagram(self) except -1
+    cdef int by_call(self) except -1
     cdef int take_view(self, int flags) except -1
     cdef bint writes(self)
     cdef object recv_bytes(self)

@@ -80,11 +80,6 @@ cdef object read_only(str name, buf):
     return TypeError(f"{name}() wants a read-write bytes-like object, not {buf!r}")
 
 
-cdef bint is_known(int family):
-    """Whether address_of() can make its addresses."""
-    return family == AF_INET or family == AF_INET6 or family == AF_UNIX
-
-
 cdef object attempt(SockOp op):
     """Try the call: its result, or the future to wait for."""
     cdef Py_ssize_t n
@@ -156,16 +151,18 @@ cdef class SockOp(Operation):
         if self.kind >= OP_CALL_READ:
             return self.begin_call()
         self.fd = PyObject_CallOneArg(fileno, self.sock)
+        if self.kind == OP_SENDTO:
+            return 0
         if self.kind == OP_SENDALL:
             return self.take_view(PyBUF_SIMPLE)
         if self.kind == OP_RECV_INTO:
             self.take_view(PyBUF_WRITABLE)
-        elif self.kind == OP_RECV:
+        else:
             self.n = self.args
+            if self.kind != OP_RECV:
+                return self.begin_datagram()
             if self.n < 0:
                 raise ValueError("negative buffersize in recv")
-        else:
-            return self.begin_datagram()
         cdef Watch w = self.poller.lookup(self.fd)
         if w is not None and isinstance(w, FdWatch) and (<FdWatch>w).sock == <PyObject *>self.sock:
             self.w = <FdWatch>w
@@ -179,20 +176,18 @@ cdef class SockOp(Operation):
 
     cdef int begin_datagram(self) except -1:
         """What is not as usual is left to the socket object, with its errors."""
-        cdef sockaddr_storage a
-        cdef socklen_t size
         cdef int known = family_of(self.sock)
+        if self.n < 0 or not (known == AF_INET or known == AF_INET6 or known == AF_UNIX):
+            return self.by_call()
+        return self.by_call() if self.kind == OP_RECVFROM and self.n > RBUF else 0
+
+    cdef int by_call(self) except -1:
         if self.kind == OP_SENDTO:
-            if not gl_plain_address(known, <PyObject *>self.fn, &a, &size):
-                self.kind, self.fn, self.args = OP_CALL_WRITE, "sendto", (self.args, self.fn)
+            self.kind, self.fn, self.args = OP_CALL_WRITE, "sendto", (self.args, self.fn)
         elif self.kind == OP_RECVFROM:
-            self.n = self.args
-            if not (0 <= self.n <= RBUF and is_known(known)):
-                self.kind, self.fn, self.args = OP_CALL_READ, "recvfrom", (self.n,)
+            self.kind, self.fn, self.args = OP_CALL_READ, "recvfrom", (self.n,)
         else:
-            self.n = self.args
-            if self.n < 0 or not is_known(known):
-                self.kind, self.fn, self.args = OP_CALL_READ, "recvfrom_into", (self.fn, self.n)
+            self.kind, self.fn, self.args = OP_CALL_READ, "recvfrom_into", (self.fn, self.n)
         return 0
 
     cdef int take_view(self, int flags) except -1:
@@ -257,8 +252,10 @@ cdef class SockOp(Operation):
         cdef socklen_t size
         cdef Py_buffer view
         cdef Py_ssize_t n
+        if not gl_plain_address(family_of(self.sock), <PyObject *>self.fn, &a, &size):
+            self.by_call()
+            return self.call()
         PySys_Audit("socket.sendto", "OO", <PyObject *>self.sock, <PyObject *>self.fn)
-        gl_plain_address(family_of(self.sock), <PyObject *>self.fn, &a, &size)
         PyObject_GetBuffer(self.args, &view, PyBUF_SIMPLE)
         n = sendto(self.fd, view.buf, view.len, FLAGS, <sockaddr *>&a, size)
         release_buffer(&view)
