@@ -88,6 +88,12 @@ class AcceptingLoop:
             self._stop_accepting(sock.fileno())
         super()._stop_serving(sock)
 
+    def _accept_no_more(self, sock):
+        """As _stop_serving(), but the socket stays open."""
+        if self.poller.accepts:
+            self._stop_accepting(sock.fileno())
+        self._remove_reader(sock.fileno())
+
     def _stop_accepting(self, fd):
         """When it returns the kernel has let go of the listener, unless another thread runs the loop and is busy."""
         stopped = concurrent.futures.Future()

@@ -29,7 +29,7 @@ def new_event_loop(*, poller: str | None = "auto", debug: bool | None = None, wr
 
     poller: "auto" (GMPLOOP_POLLER, else the fastest), "io_uring", "epoll" (Linux) or "kqueue" (macOS, BSD). debug:
     asyncio's debug mode; None leaves it to GMPLOOP_DEBUG and asyncio. write_batching: whether a turn's small writes leave
-    together at its end; None leaves it to GMPLOOP_WRITE_BATCHING, else they leave at once. Returns a Loop that is not set
+    together at its end; None leaves it to GMPLOOP_WRITE_BATCHING, else they do (Linux). Returns a Loop that is not set
     as the current one; close() it. Raises ValueError or TypeError naming the option, OSError if the poller cannot be had
     here. Callable from any thread.
     """

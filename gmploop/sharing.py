@@ -178,6 +178,7 @@ class Listener:
         self.sock = sock
         self.seats = []
         self.turn = 0
+        self.accepting = False              # the acceptor's
 
     def serving(self):
         return [seat for seat in self.seats if seat.serving]
@@ -286,16 +287,18 @@ def _make_acceptor():
         def update(self, listener):
             with listener.shared.dealer.lock:
                 wanted = bool(listener.serving())
-            if wanted:
+            if wanted and not listener.accepting:
                 self._start_serving(listener, listener.sock)
-            else:
-                self._remove_reader(listener.sock.fileno())
+            elif not wanted:
+                self._accept_no_more(listener.sock)
+            listener.accepting = wanted
 
         def _serve_connection(self, listener, conn, address, *options):
             listener.deal(conn, address)
 
         def _accept_again(self, listener, sock, *options):
             if sock.fileno() != -1:
+                listener.accepting = False
                 self.update(listener)
 
     return Acceptor()

@@ -152,7 +152,8 @@ def test_a_bad_value_is_named_with_what_the_option_takes(call, option, value, er
 
 
 @pytest.mark.parametrize("poller", ["auto", "epoll", None])
-def test_pollers(poller):
+def test_pollers(poller, monkeypatch):
+    monkeypatch.delenv("GMPLOOP_POLLER", raising=False)
     gmploop.new_event_loop(poller=poller).close()
     assert config.resolve_poller(poller) == gmploop.poller_name() == "epoll"
 

@@ -11,7 +11,7 @@ from gmploop.bench.run import Run, say, usable_loops
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 DEFAULT_LOOPS = ["asyncio", "uvloop", "gmploop", "c-epoll"]
-POLLER_LOOPS = ["asyncio", "uvloop", "blazio", "gmploop", "gmploop-batch", "gmploop-uring", "gmploop-uring-batch",
+POLLER_LOOPS = ["asyncio", "uvloop", "blazio", "gmploop", "gmploop-eager", "gmploop-uring", "gmploop-uring-eager",
                 "c-epoll", "c-uring"]
 
 

@@ -21,6 +21,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdlib cimport free
 from libc.string cimport memset
 from libc.errno cimport ENOSYS
+import atexit
 import logging
 import os
 from gmploop.core.poller cimport fork_generation
@@ -75,6 +76,7 @@ def stop_flusher():
 
 gl_flusher_watch_forks()
 os.register_at_fork(before=stop_flusher)
+atexit.register(stop_flusher)          # a loop in a daemon thread may be in the middle of a turn
 
 
 @cython.final

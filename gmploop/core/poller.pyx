@@ -148,6 +148,8 @@ cdef class Poller:
     cdef int detach(self, Watch w) except -1:
         if w.poller is not self:
             return 0
+        if w.batch_at:
+            self.take_back(w)               # the fd may be closed now
         if self.owns(w):
             if w.mask and not self.forked():
                 self.watch(w, 0)

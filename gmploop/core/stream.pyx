@@ -561,7 +561,8 @@ cdef class SocketTransport(Transport):
         return self.push(EV_OUT)        # user code may be told to pause there
 
     def writelines(self, list_of_data):
-        """As write() of the concatenation, without making it."""
+        """As write() of the concatenation, which is made of little data only."""
+        cdef Py_ssize_t size = 0
         self.may_write("writelines")
         chunks = [data if PyBytes_CheckExact(data) else memoryview(data) for data in list_of_data]
         if not chunks or self.lost():
@@ -573,6 +574,10 @@ cdef class SocketTransport(Transport):
                 self.fatal(BufferError("memoryview: underlying buffer is not C-contiguous"),
                            "Fatal write error on socket transport")
                 return
+            size += PyBytes_GET_SIZE(data) if PyBytes_CheckExact(data) else <Py_ssize_t>data.nbytes
+        if self.wsize == 0 and size <= BATCH_MAX:
+            self.write_now(b"".join(chunks), size)      # of one bytes object: itself
+            return
         self.send_out()
         if self.conn_lost:
             return
@@ -659,6 +664,8 @@ cdef class SocketTransport(Transport):
         return 0
 
     cdef int flushed(self) except -1:
+        if self.closing:
+            self.send_out()             # what resume_writing() wrote
         if self.wsize == 0 and not self.conn_lost:
             if self.empty_waiter is not None and not self.empty_waiter.done():
                 self.empty_waiter.set_result(None)
@@ -744,6 +751,7 @@ cdef class SocketTransport(Transport):
 
     def _lend_fd(self):
         """Leave the poller, so that something else may watch the fd; _take_back_fd() ends that."""
+        self.send_out()
         if self.poller is not None:
             self.poller.detach(self)
 

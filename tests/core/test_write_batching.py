@@ -103,6 +103,21 @@ def test_what_a_callback_writes_leaves_when_the_turn_ends_and_in_order(patient, 
     run(main())
 
 
+def test_small_lines_wait_as_small_data_does(patient, run, loop):
+    async def main():
+        near, far = tcp_pair()
+        transport, _ = await loop.create_connection(Recorder, sock=near)
+        transport.writelines([b"a", bytearray(b"b"), memoryview(b"c")])
+        transport.write(b"d")
+        transport.writelines([b"e"])
+        assert transport.get_write_buffer_size() == 5 and received(far) is BlockingIOError
+        assert await loop.sock_recv(far, 1000) == b"abcde"
+        transport.abort()
+        await turns(2)
+        far.close()
+    run(main())
+
+
 @pytest.mark.parametrize("how", ["abort", "an error of the protocol"])
 def test_an_abort_drops_nothing_that_had_left_without_a_batch(patient, run, loop, errors, how):
     class Fails(Recorder):
@@ -133,7 +148,7 @@ def test_whatever_else_is_done_sends_it_first(patient, run, loop, what):
         transport.write(b"first")
         then = {"close": transport.close, "write_eof": transport.write_eof,
                 "a large write": lambda: transport.write(bytes(5000)),
-                "writelines": lambda: transport.writelines([b"x", b"y"]),
+                "writelines": lambda: transport.writelines([bytes(3000), bytes(3000)]),
                 "a view": lambda: transport.write(memoryview(b"view")),
                 "more than is kept": lambda: [transport.write(bytes(4096)) for _ in range(4)]}
         then[what]()
@@ -141,6 +156,28 @@ def test_whatever_else_is_done_sends_it_first(patient, run, loop, what):
         transport.abort()
         await end.lost
         far.close()
+    run(main())
+
+
+def test_what_resume_writing_writes_leaves_before_a_close(patient, run, loop):
+    """It is called when the buffer is empty, which is what close() has waited for."""
+    class LastWords(Recorder):
+        def resume_writing(self):
+            super().resume_writing()
+            self.transport.write(b"last")
+
+    async def main():
+        near, far = unix_pair()
+        transport, protocol = await loop.create_connection(LastWords, sock=near)
+        far_transport, far_end = await loop.create_connection(Recorder, sock=far)
+        far_transport.pause_reading()
+        transport.write(text := random.randbytes(1 << 21))
+        assert protocol.count("pause")
+        transport.close()
+        far_transport.resume_reading()
+        await protocol.lost
+        await far_end.lost
+        assert far_end.data == text + b"last"
     run(main())
 
 
@@ -357,6 +394,30 @@ def test_a_process_that_forks_has_no_thread_more_for_it():
         loop.run_until_complete(main())
         loop.close()
     """, options=["-W", "error"]) == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="no fork")
+def test_what_waits_is_sent_when_the_interpreter_ends(monkeypatch):
+    monkeypatch.setenv("GMPLOOP_DEBUG", "batch_wait_us=1000000")
+    near, far = unix_pair()
+    with near, far:
+        child_output("gmploop", """
+            written = threading.Event()
+
+            async def main():
+                near = socket.socket(fileno=int(sys.argv[1]))
+                transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=near)
+                for _ in range(5):
+                    loop.call_soon(int)
+                transport.write(b"goodbye")
+                assert transport.get_write_buffer_size()
+                written.set()
+                time.sleep(100)
+            loop = new_loop()
+            threading.Thread(target=loop.run_until_complete, args=[main()], daemon=True).start()
+            assert written.wait(20)
+        """, str(near.fileno()), pass_fds=[near.fileno()])
+        assert received(far) == b"goodbye"
 
 
 # -- fork

@@ -387,6 +387,7 @@ def test_refused_by_a_filter(path, monkeypatch, call, error, wanted):
     if NO_RING and call != 425:
         pytest.skip(f"io_uring is refused earlier here: {NO_RING}")
     monkeypatch.setenv("GMPLOOP_FS", wanted)
+    monkeypatch.delenv("GMPLOOP_POLLER", raising=False)     # the loop is to run
     out = support.child_output("gmploop", REFUSE + f"""
     refuse({call}, errno.{error})
     async def main():
