@@ -179,3 +179,49 @@ def test_calls_that_are_not_awaited_let_go_of_everything(loop):
         del calls, data
         gc.collect()
         assert sys.getrefcount(sock) == before
+
+
+class Received(asyncio.DatagramProtocol):
+    def __init__(self):
+        self.waiting = asyncio.Queue()
+
+    def datagram_received(self, data, address):
+        self.waiting.put_nowait((data, address))
+
+    def error_received(self, exc):
+        self.waiting.put_nowait(exc)
+
+
+@pytest.mark.parametrize("family, host", [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")], ids=["IPv4", "IPv6"])
+def test_a_transport_sends_to_whom_it_is_told_whoever_sent_last(run, family, host):
+    async def main():
+        loop = asyncio.get_running_loop()
+        peers = [bound(family, (host, 0)) for _ in range(3)]
+        with peers[0], peers[1], peers[2], bound(family, (host, 0)) as sock:
+            transport, protocol = await loop.create_datagram_endpoint(Received, sock=sock)
+            for i, peer in enumerate(peers):
+                await loop.sock_sendto(peer, b"hello", sock.getsockname())
+                assert await protocol.waiting.get() == (b"hello", peer.getsockname())
+                for j, other in enumerate(peers):
+                    for address in other.getsockname(), other.getsockname()[:2]:
+                        transport.sendto(b"%d to %d" % (i, j), address)
+                        assert await loop.sock_recvfrom(other, 100) == (b"%d to %d" % (i, j), sock.getsockname())
+            transport.close()
+            await turns(2)
+    run(main())
+
+
+@pytest.mark.parametrize("address", [("127.0.0.1", 65536), ("::1", 1), ("127.0.0.1",), "x", ("127.0.0.1", "1"), None], ids=repr)
+def test_a_transport_takes_a_bad_address_as_stock_does(same_as_stock, errors, address):
+    async def main(loop):
+        with bound(socket.AF_INET, ("127.0.0.1", 0)) as sock:
+            transport, protocol = await loop.create_datagram_endpoint(Received, sock=sock)
+            try:
+                transport.sendto(b"x", address)
+            except Exception as exc:
+                return type(exc)
+            await turns(3)
+            return transport.is_closing(), protocol.waiting.qsize(), [type(protocol.waiting.get_nowait())
+                                                                      for _ in range(protocol.waiting.qsize())]
+    same_as_stock(main)
+    errors.clear()
