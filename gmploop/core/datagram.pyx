@@ -68,7 +68,8 @@ cdef class DatagramTransport(Transport):
         self.address = address
         self.queue = deque()
         self.setup(loop, poller, sock.fileno(), sock, protocol, waiter, extra, None, None)
-        self.family = sock.family
+        family = getattr(sock, "family", None)
+        self.family = family if isinstance(family, int) else 0          # of what only behaves as a socket
         self.connected = bool(self.get_extra_info("peername"))
 
     @property
