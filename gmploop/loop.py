@@ -170,14 +170,14 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, accepting.AcceptingLoop, run
         if self._closed:
             return
         try:
-            for server in self._isolated or ():
-                server.cancel()
             if self._files is not None:
                 self._files.close()
             super().close()
         finally:
             self._close_core()
             self._internal_fds -= 1
+            for server in self._isolated or ():
+                server.cancel()             # now: what their ends report is not posted here, to be dropped
 
     def _add_callback(self, handle):
         """asyncio's own way to queue a handle that it made (signal handlers)."""
