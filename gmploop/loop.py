@@ -15,7 +15,7 @@ from asyncio import (base_events, constants, events, format_helpers, futures, pr
 from asyncio.log import logger
 
 from gmploop import accepting, config, sharing, signals, tasks as own_tasks, transports
-from gmploop.core import batch, datagram, fdwatch, handle, runtime, stream, transport
+from gmploop.core import batch, datagram, fdwatch, handle, runtime, sockop, stream, transport
 
 __all__ = ["Loop"]
 
@@ -65,7 +65,7 @@ transport.configure(trsock.TransportSocket, logger)
 stream.configure(transports.SocketTransport, protocols.BufferedProtocol, constants._SendfileMode.TRY_NATIVE,
                  batch_max=config.BATCH_BYTES, out_max=config.BATCH_TOTAL_BYTES)
 datagram.configure(transports.DatagramTransport)
-fdwatch.configure(ssl.SSLSocket, socket.socket)
+sockop.configure(ssl.SSLSocket, socket.socket)
 own_tasks.connect()
 runtime.configure(tasks, futures, _base_create_task, socket.socket, _NEVER_EAGER)
 

@@ -27,7 +27,7 @@ taken one inside the other, in this order:
     the list of all channels and locks, those by ascending address                             shared.pyx, waitq.h
     a shard of worlds, a world's list of tasks                                                 tasklist.h
 
-Imports point down: runtime -> stream, datagram, fdwatch -> transport -> poller -> g -> handle; moving -> m, netpoll,
-runtime; sysmon -> sched; rest -> moving; locks -> sync -> grant, waits, waiter -> wait -> shared. What the core needs of asyncio is handed to it by
-gmploop's Python modules; moving, m and sysmon import asyncio for the running loop of their threads.
+Imports point down: runtime -> stream, datagram, sockop -> fdwatch, transport -> poller -> g -> handle; moving -> m, netpoll,
+runtime; sysmon -> sched; rest -> moving; locks -> sync -> grant, waits, waiter -> wait -> shared. What the core needs of
+asyncio is handed to it by gmploop's Python modules; moving, m and sysmon import asyncio for the running loop of their threads.
 """
