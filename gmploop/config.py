@@ -232,6 +232,8 @@ def makes_own_tasks() -> bool:
 MAX_PROCS = 256  # what the core has room for
 SPIN_NS = 20_000  # how long a thread looks for work before it sleeps: about what waking one costs; measured
 BACKLOG_NS = 5_000  # queued work from which on another thread is woken: waking one costs 4 to 14 us; measured
+DYING_NS = 100_000  # the same of goroutines that are made, run once and end: they cost twice as much there; measured
+SLICE_TURNS = 16  # goroutines that wake each other let others have a turn: 8 hops to and fro; guessed; Go's slice is 10 ms
 REST_MS = 100  # a run that has nothing to do for so long is looked at: can it ever go on? guessed
 SHUTDOWN_S = 10.0  # how long run() waits at its end for goroutines that it has cancelled; guessed
 
@@ -243,6 +245,11 @@ NAP_MIN_NS = 20_000  # between two looks while something happens; Go's
 NAP_QUOTA_MS = 50  # at most, under however small a quota: a tenth of a second is what people notice; guessed
 WORLD_TLS_BYTES = 32 << 10  # what a goroutine's TLS connections read into: two records; each has such a buffer; guessed
 NAP_MAX_MS = 1  # between two looks while a P is busy: 10 ms (Go's) make the p99 beside a blocker 18 ms; measured
+
+
+def scheduler_tunables() -> dict[str, int]:
+    """What core.sched takes, from the figures above."""
+    return {"spin_ns": SPIN_NS, "backlog_ns": BACKLOG_NS, "dying_ns": DYING_NS, "slice": SLICE_TURNS}
 
 
 def gil_enabled() -> bool:

@@ -15,7 +15,8 @@ from asyncio import (base_events, constants, events, format_helpers, futures, pr
 from asyncio.log import logger
 
 from gmploop import accepting, config, sharing, signals, tasks as own_tasks, transports
-from gmploop.core import accept, batch, datagram, fdwatch, handle, runtime, socket_writer, stream, transport
+from gmploop.core import (
+    accept, batch, datagram, fdwatch, handle, runtime, socket_writer, sockop, stream, transport)
 
 __all__ = ["Loop"]
 
@@ -66,7 +67,7 @@ socket_writer.configure(constants._SendfileMode.TRY_NATIVE, batch_max=config.BAT
                         out_max=config.BATCH_TOTAL_BYTES)
 stream.configure(transports.SocketTransport, protocols.BufferedProtocol)
 datagram.configure(transports.DatagramTransport)
-fdwatch.configure(ssl.SSLSocket, socket.socket)
+sockop.configure(ssl.SSLSocket, socket.socket)
 own_tasks.connect()
 runtime.configure(tasks, futures, _base_create_task, socket.socket, _NEVER_EAGER)
 

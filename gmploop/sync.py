@@ -11,16 +11,17 @@ import threading
 from asyncio import events
 from typing import NamedTuple
 
-from gmploop.core import waiter as _waiter
+from gmploop.core import wait as _wait, waiter as _waiter, waits as _waits
 from gmploop.core.locks import Event, Mutex, RWMutex, Semaphore, WaitGroup
+from gmploop.core.shared import ChannelClosed
 from gmploop.core.sync import Channel, WouldBlock, select, select_blocking
-from gmploop.core.waiter import ChannelClosed
 
 __all__ = ["Channel", "ChannelClosed", "Event", "Mutex", "Once", "RWMutex", "Semaphore", "WaitGroup", "Waiting",
            "WouldBlock", "select", "select_blocking", "waiting"]
 
-_waiter.configure(events._get_running_loop, asyncio.CancelledError, asyncio.InvalidStateError)
-os.register_at_fork(after_in_child=_waiter.forget_lost)
+_wait.configure(events._get_running_loop, asyncio.CancelledError)
+_waiter.configure(asyncio.InvalidStateError)
+os.register_at_fork(after_in_child=_waits.forget_lost)
 
 
 class Once:
@@ -77,4 +78,4 @@ def waiting():
     None, thread) for plain threads; a select is there once for each of its cases. From any thread, at any time."""
     threads = {thread.ident: thread for thread in threading.enumerate()}
     return [Waiting(what, operation, loop, threads.get(who, who) if loop is None else getattr(who, "__self__", who))
-            for _, what, operation, loop, who in _waiter.waiting()]
+            for _, what, operation, loop, who in _waits.waiting()]

@@ -221,7 +221,7 @@ def _before_start(procs):
     """The first goroutine starts the runtime: hand the settings to the core."""
     n = config.resolve_procs(procs)
     signals.serve_goroutines()
-    sched.set_tunables(config.SPIN_NS, config.BACKLOG_NS)
+    sched.set_tunables(**config.scheduler_tunables())
     if config.parse_debug(os.environ.get("GMPLOOP_DEBUG", "")).get("events"):
         sched.record_events()
     tell = asyncio.coroutines._is_debug_mode() or bool(config.resolve_debug())

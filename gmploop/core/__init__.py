@@ -11,7 +11,7 @@ Words
     post    a handle, or a watch with events, handed to a G from outside: inbox, then notify. g.pyx
     watch   the registration of one fd for one owner. poller.pyx
     event   what became of a G, P or M, and when, for who looks in from outside. events.h
-    waiter  one operation that waits at a channel, lock or the like. waiter.pyx
+    waiter  one operation that waits at a channel, lock or the like. wait.pyx, waiter.pyx
 
 States
     G   IDLE -> RUNNABLE -> RUNNING -> IDLE, RUNNABLE, BLOCKED (its P was handed off) or DEAD      gstate.h
@@ -24,10 +24,10 @@ Each of the first three is a table of legal transitions, checked when GMPLOOP_DE
 Locks. Their sections are a few loads and stores, in which no reference is dropped and no Python code runs. Only these are
 taken one inside the other, in this order:
     the scheduler's `lock` (idle lists, global queue), a P's `tlock` (its timer heap)           schedtypes.h
-    the list of all channels and locks, those by ascending address                             waiter.pyx, waitq.h
+    the list of all channels and locks, those by ascending address                             shared.pyx, waitq.h
     a shard of worlds, a world's list of tasks                                                 tasklist.h
 
-Imports point down: runtime -> stream, datagram, fdwatch -> transport -> poller -> g -> handle; moving -> m, netpoll,
-runtime; sysmon -> sched; rest -> moving. What the core needs of asyncio is handed to it by
-gmploop's Python modules; moving, m and sysmon import asyncio for the running loop of their threads.
+Imports point down: runtime -> stream, datagram, sockop -> fdwatch, transport -> poller -> g -> handle; moving -> m, netpoll,
+runtime; sysmon -> sched; rest -> moving; locks -> sync -> grant, waits, waiter -> wait -> shared. What the core needs of
+asyncio is handed to it by gmploop's Python modules; moving, m and sysmon import asyncio for the running loop of their threads.
 """

@@ -6,11 +6,12 @@ second system call for each lone datagram. When datagrams come in bursts, an eve
 they do is tried on every eighth event.
 
 A reply usually goes where the last datagram came from, by the very address object that datagram_received() got: its
-socket address is kept, and only other addresses take the way through the socket object.
+socket address is kept. Other Internet addresses in numbers are read here, and only the rest (names, Unix sockets' paths)
+take the way through the socket object.
 """
 cimport cython
 from collections import deque
-from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE
+from cpython.buffer cimport PyObject_GetBuffer, PyBUF_SIMPLE
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.object cimport PyObject
@@ -25,6 +26,7 @@ cdef extern from "Python.h":
     int PyContext_Enter(object) except -1
     int PyContext_Exit(object) except -1
     object PyObject_CallMethodObjArgs(object, object, ...)
+    int PySys_Audit(const char *, const char *, ...) except -1
 
 cdef extern from *:
     """
@@ -32,11 +34,15 @@ cdef extern from *:
     #ifndef MSG_NOSIGNAL
     #define MSG_NOSIGNAL 0
     #endif
+    static void gl_release(Py_buffer *view) { int error = errno; PyBuffer_Release(view); errno = error; }
     """
     Py_ssize_t recvfrom(int, void *, size_t, int, sockaddr *, socklen_t *)
-    Py_ssize_t c_send "send"(int, const void *, size_t, int)
     Py_ssize_t c_sendto "sendto"(int, const void *, size_t, int, const sockaddr *, socklen_t)
     int MSG_NOSIGNAL, MSG_DONTWAIT
+    void release_buffer "gl_release"(Py_buffer *)       # leaves errno alone
+
+cdef extern from "address.h":
+    int gl_plain_address(int, PyObject *, sockaddr_storage *, socklen_t *)
 
 cdef enum:
     BURST = 16              # datagrams an event reads at most; guessed
@@ -62,6 +68,8 @@ cdef class DatagramTransport(Transport):
         self.address = address
         self.queue = deque()
         self.setup(loop, poller, sock.fileno(), sock, protocol, waiter, extra, None, None)
+        family = getattr(sock, "family", None)
+        self.family = family if isinstance(family, int) else 0          # of what only behaves as a socket
         self.connected = bool(self.get_extra_info("peername"))
 
     @property
@@ -196,16 +204,22 @@ cdef class DatagramTransport(Transport):
         """Returns 1 when the datagram is dealt with (sent, or its error was told), 0 when it has to wait."""
         cdef Py_buffer view
         cdef Py_ssize_t n
+        cdef sockaddr_storage a
+        cdef sockaddr_storage *to = NULL
+        cdef socklen_t size = 0
         try:
-            if not self.connected and (address is not self.last_address or address is None):
-                self.sock.sendto(data, address)
-                return 1
+            if not self.connected:
+                if address is self.last_address and address is not None:
+                    to, size = &self.last_sockaddr, self.last_len
+                elif gl_plain_address(self.family, <PyObject *>address, &a, &size):
+                    to = &a
+                else:
+                    self.sock.sendto(data, address)
+                    return 1
+                PySys_Audit("socket.sendto", "OO", <PyObject *>self.sock, <PyObject *>address)
             PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-            if self.connected:
-                n = c_send(self.fd, view.buf, view.len, MSG_NOSIGNAL | MSG_DONTWAIT)
-            else:
-                n = c_sendto(self.fd, view.buf, view.len, MSG_NOSIGNAL | MSG_DONTWAIT, <sockaddr *>&self.last_sockaddr, self.last_len)
-            PyBuffer_Release(&view)
+            n = c_sendto(self.fd, view.buf, view.len, MSG_NOSIGNAL | MSG_DONTWAIT, <sockaddr *>to, size)
+            release_buffer(&view)
             if n < 0:
                 if errno == EAGAIN or errno == EINTR:
                     return 0

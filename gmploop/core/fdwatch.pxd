@@ -1,6 +1,5 @@
 from cpython.object cimport PyObject
 from gmploop.core.g cimport G
-from gmploop.core.operation cimport Operation
 from gmploop.core.poller cimport Watch, Poller, uint32_t
 
 cdef class IOHandle:
@@ -22,23 +21,3 @@ cdef class FdWatch(Watch):
     cdef int settle(self) except -1
     cdef int tell(self, list futures) except -1
     cdef int call(self, IOHandle h) except -1
-
-cdef class SockOp(Operation):
-    cdef G g
-    cdef Poller poller
-    cdef object sock
-    cdef FdWatch w
-    cdef object fn, args            # CALL: what is tried; RECV_INTO, SENDALL: args is the caller's buffer
-    cdef Py_buffer view
-    cdef bint has_view
-    cdef int kind, fd
-    cdef Py_ssize_t n, done
-    cdef object begin(self)
-    cdef object attempt(self)
-    cdef object wait(self)
-    cdef object attempt_call(self)
-    cdef object callee(self)
-    cdef object received(self, Py_ssize_t n, object value)
-    cdef object leave(self, object value)
-    cdef int register(self) except -1
-    cdef int finish(self) except -1

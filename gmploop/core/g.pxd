@@ -6,6 +6,7 @@ cdef extern from "ring.h" nogil:
         pass
     size_t gl_ring_len(const gl_ring *)
     int gl_ring_push(gl_ring *, size_t)
+    int gl_ring_reserve(gl_ring *, size_t)
     size_t gl_ring_pop(gl_ring *)
     size_t gl_ring_at(const gl_ring *, size_t)
     void gl_ring_free(gl_ring *)
@@ -49,7 +50,6 @@ cdef class G:
                             # bit 1 set; each a reference. With both bits: the world itself, for a step of its root
                             # coroutine; no reference. Owner only
     cdef PyObject *inbox    # newest first list of Handles linked by `next`; pushed by CAS, taken whole by the owner
-    cdef PyObject *taken    # what the owner took from there and has not queued yet, oldest first; mostly empty
     cdef gl_pool *pool      # handles kept for reuse: a locked world's own, or its M's while one runs it; may be NULL
     cdef gl_own_tasks *tasks        # of ours, not done; NULL before the first. By the owner, read by anybody; task.pyx
     cdef PyObject *current  # the task of ours whose step runs, borrowed; where asyncio has _current_tasks. The world
@@ -64,6 +64,7 @@ cdef class G:
     cdef int push_handle(self, Handle h) except -1
     cdef int post(self, Handle h) except -1
     cdef int drain_inbox(self) except -1
+    cdef int put_back(self, PyObject *taken) except -1
     cdef int take_due(self, double now) except -1
     cdef int add_timer(self, TimerHandle h, double key) except -1
     cdef int run_handle(self, Handle h) except -1

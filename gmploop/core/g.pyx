@@ -199,22 +199,39 @@ cdef class G:
 
     cdef int drain_inbox(self) except -1:
         """Append what was posted to the ready ring, oldest first. By the owner."""
+        cdef PyObject *newest
         cdef PyObject *p
         cdef PyObject *next
-        if self.taken == NULL:
-            if load_head(&self.inbox) == NULL:
-                return 0
-            p = <PyObject *>gl_exchange_acq_rel(&self.inbox, NULL)
-            while p != NULL:
-                next = (<Handle>p).next
-                (<Handle>p).next = self.taken
-                self.taken, p = p, next
-        while self.taken != NULL:
-            p = self.taken
-            if gl_ring_push(&self.ready, <size_t>p) < 0:
-                raise MemoryError()         # what is left stays in `taken` for the next time
-            self.taken = (<Handle>p).next
+        cdef PyObject *oldest = NULL
+        cdef size_t n = 0
+        if load_head(&self.inbox) == NULL:
+            return 0
+        p = newest = <PyObject *>gl_exchange_acq_rel(&self.inbox, NULL)
+        while p != NULL:
+            n, p = n + 1, (<Handle>p).next
+        if gl_ring_reserve(&self.ready, n) < 0:
+            self.put_back(newest)           # for the next time
+            raise MemoryError()
+        while newest != NULL:
+            next = (<Handle>newest).next
+            (<Handle>newest).next = oldest
+            oldest, newest = newest, next
+        while oldest != NULL:
+            p, oldest = oldest, (<Handle>oldest).next
             (<Handle>p).next = NULL
+            gl_ring_push(&self.ready, <size_t>p)
+        return 0
+
+    cdef int put_back(self, PyObject *taken) except -1:
+        """What was taken from the inbox, newest first, goes behind what was posted meanwhile."""
+        cdef PyObject *newer
+        cdef PyObject *p
+        while not cas_ptr(&self.inbox, NULL, taken):
+            newer = p = <PyObject *>gl_exchange_acq_rel(&self.inbox, NULL)
+            while p != NULL and (<Handle>p).next != NULL:
+                p = (<Handle>p).next
+            if p != NULL:
+                (<Handle>p).next, taken = taken, newer
         return 0
 
     cdef int add_timer(self, TimerHandle h, double key) except -1:
@@ -374,8 +391,7 @@ cdef int g_traverse(PyObject *o, visitproc visit, void *arg) noexcept:
         if r:
             return r
         r = visit_entry(<size_t>(<G>o).w.timers.a[i].item, visit, arg)
-    r = r or visit_list((<G>o).inbox, visit, arg)
-    return r or visit_list((<G>o).taken, visit, arg)
+    return r or visit_list((<G>o).inbox, visit, arg)
 
 
 cdef int g_clear(PyObject *o) noexcept:

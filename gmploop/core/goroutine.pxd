@@ -9,8 +9,8 @@ cdef enum:
 
 cdef class Goroutine:
     cdef G world                    # None once it is over
-    cdef object waiters             # None, a world whose root coroutine waits, or a list of what tell() takes
-    cdef object value               # result; if it has failed a tuple: exception, traceback at the end
+    cdef object held                # while PENDING who waits: None, a world whose root coroutine does, or a list of what
+                                    # tell() takes. Then the result; of one that has failed (exception, traceback at the end)
     cdef object name_               # of the root task; None until somebody asks, if go() was given none
     cdef object maker               # the loop that ran go(), for its exception handler
     cdef object __weakref__
@@ -18,16 +18,13 @@ cdef class Goroutine:
     cdef flag started               # its root coroutine has begun
     cdef flag retrieved             # somebody has seen the exception
     cdef int status
-    cdef str name(self)
-    cdef object given_name(self)
-    cdef int finish(self, int status, object value) except -1
-    cdef bint wait(self, object entry) except -1
-    cdef bint forget(self, object entry) except -1
-    cdef bint join_root(self, G w) except -1
-    cdef object join(self)
-    cdef object outcome(self)
-    cdef object failure(self)
-    cdef int tell(self, object entry) except -1
+
+# Functions and no methods: an object that is made by the million has no room for a pointer to them.
+cdef str name_of(Goroutine handle)
+cdef int finish(Goroutine handle, int status, object value) except -1
+cdef bint wait(Goroutine handle, object entry) except -1
+cdef bint join_root(Goroutine handle, G w) except -1
+cdef object join(Goroutine handle)
 
 cdef class Request:
     cdef int asked, told            # cancels; those that have reached the root

@@ -18,7 +18,9 @@ from gmploop.core.g cimport G
 from gmploop.core.handle cimport flag, gl_lock, gl_unlock
 from gmploop.core.sched cimport current_m, gl_m
 from gmploop.core.task cimport next_number
-from gmploop.core.waiter cimport Waiter, NEW, PARKED, ENDED, W_GRANTED, gl_wait_decide, set_next
+from gmploop.core.waiter cimport Waiter, set_next
+from gmploop.core.wait cimport PARKED, ENDED
+from gmploop.core.waitq cimport W_GRANTED, gl_wait_decide
 
 cdef extern from "raised.h":
     PyObject *gl_stop_iteration(PyObject *) noexcept
@@ -47,7 +49,6 @@ cdef object get_running_loop = asyncio._get_running_loop
 cdef object CancelledError = asyncio.CancelledError
 
 
-
 cdef bint is_of(Goroutine handle, PyObject *loop) noexcept:
     """Whether it is this loop's goroutine, which may end in this moment."""
     gl_lock(&handle.lock)
@@ -56,109 +57,141 @@ cdef bint is_of(Goroutine handle, PyObject *loop) noexcept:
     return same
 
 
+cdef int finish(Goroutine handle, int status, object value) except -1:
+    if status == FAILED:
+        value = value, value.__traceback__
+    gl_lock(&handle.lock)
+    if handle.status != PENDING:
+        gl_unlock(&handle.lock)
+        return 0
+    waiters, handle.held = handle.held, value
+    store_status(&handle.status, status)
+    world, handle.world = handle.world, None
+    gl_unlock(&handle.lock)
+    if type(waiters) is list:
+        for entry in <list>waiters:
+            tell(handle, entry)
+    elif waiters is not None:
+        (<G>waiters).wake_root(False, False)
+    return 0
+
+
+cdef int tell(Goroutine handle, object entry) except -1:
+    """`entry` is a world whose root coroutine waits, a Join, or (loop or None, callback, context or None)."""
+    cdef Join join
+    if isinstance(entry, G):
+        (<G>entry).wake_root(False, False)
+    elif type(entry) is Join:
+        join = <Join>entry
+        if gl_wait_decide(&join.state, W_GRANTED, 0) == 2:
+            join.wake()
+    else:
+        loop, callback, context = entry
+        try:
+            if loop is None:
+                callback(handle)
+            else:
+                loop.call_soon_threadsafe(callback, handle, context=context)
+        except BaseException as exc:        # a closed loop: nobody waits there any more. The others are told all the same
+            if loop is None or not isinstance(exc, RuntimeError):
+                asyncio.log.logger.error("exception calling callback %r", callback, exc_info=exc)
+    return 0
+
+
+cdef bint wait(Goroutine handle, object entry) except -1:
+    """Tell `entry` when it is over; False if it is over."""
+    cdef bint waits
+    cdef list made = [entry]
+    gl_lock(&handle.lock)
+    waits = handle.status == PENDING
+    if waits:
+        if type(handle.held) is list:
+            (<list>handle.held).append(entry)
+        else:
+            if handle.held is not None:
+                made.insert(0, handle.held)
+            handle.held = made
+    gl_unlock(&handle.lock)
+    return waits
+
+
+cdef bint forget(Goroutine handle, object entry) except -1:
+    """Whether `entry` still waited; it does no longer."""
+    cdef Py_ssize_t i, at = -1
+    gl_lock(&handle.lock)
+    if handle.status != PENDING:
+        pass
+    elif type(handle.held) is list:
+        for i in range(len(<list>handle.held)):
+            if (<list>handle.held)[i] is entry:
+                at = i
+                break
+        if at >= 0:
+            del (<list>handle.held)[at]          # `entry` keeps it alive: nothing is freed under the lock
+    elif handle.held is entry:
+        handle.held, at = None, 0
+    gl_unlock(&handle.lock)
+    return at >= 0
+
+
+cdef bint join_root(Goroutine handle, G w) except -1:
+    """The same for the root coroutine of a world, which mostly is the only one."""
+    cdef bint alone, over
+    gl_lock(&handle.lock)
+    over = handle.status != PENDING
+    alone = handle.held is None and not over
+    if alone:
+        handle.held = w
+    gl_unlock(&handle.lock)
+    return alone or (not over and wait(handle, w))
+
+
+cdef object join(Goroutine handle):
+    cdef Join join = Join.__new__(Join)
+    join.on = handle
+    return join
+
+
+cdef object outcome(Goroutine handle):
+    if handle.status == CANCELLED:
+        raise CancelledError(*handle.held.args) if handle.held is not None else CancelledError()
+    if handle.status == FAILED:
+        store_flag(&handle.retrieved, True)
+        raise failure(handle).with_traceback((<tuple>handle.held)[1])     # as each time: it does not grow
+    return handle.held
+
+
+cdef object failure(Goroutine handle):
+    return (<tuple>handle.held)[0]
+
+
+cdef str name_of(Goroutine handle):
+    """Of the root task; made when somebody asks."""
+    cdef str made
+    name = given_name(handle)
+    if name is None:
+        made = f"Task-{next_number()}"
+        gl_lock(&handle.lock)
+        if handle.name_ is None:
+            handle.name_ = made
+        name = handle.name_
+        gl_unlock(&handle.lock)
+    return name
+
+
+cdef object given_name(Goroutine handle):
+    gl_lock(&handle.lock)
+    name = handle.name_
+    gl_unlock(&handle.lock)
+    return name
+
+
 @cython.final
 cdef class Goroutine:
     """What go() returns. Await it from any world; or result() from a plain thread."""
 
-    cdef int finish(self, int status, object value) except -1:
-        gl_lock(&self.lock)
-        if self.status != PENDING:
-            gl_unlock(&self.lock)
-            return 0
-        self.value = (value, value.__traceback__) if status == FAILED else value
-        store_status(&self.status, status)
-        waiters, self.waiters = self.waiters, None
-        world, self.world = self.world, None
-        gl_unlock(&self.lock)
-        if type(waiters) is list:
-            for entry in <list>waiters:
-                self.tell(entry)
-        elif waiters is not None:
-            (<G>waiters).wake_root(False, False)
-        return 0
-
-    cdef int tell(self, object entry) except -1:
-        """`entry` is a world whose root coroutine waits, a Join, or (loop or None, callback, context or None)."""
-        cdef Join join
-        if isinstance(entry, G):
-            (<G>entry).wake_root(False, False)
-        elif type(entry) is Join:
-            join = <Join>entry
-            if gl_wait_decide(&join.state, W_GRANTED, 0) == 2:
-                join.wake()
-        else:
-            loop, callback, context = entry
-            try:
-                if loop is None:
-                    callback(self)
-                else:
-                    loop.call_soon_threadsafe(callback, self, context=context)
-            except BaseException as exc:        # a closed loop: nobody waits there any more. The others are told all the same
-                if loop is None or not isinstance(exc, RuntimeError):
-                    asyncio.log.logger.error("exception calling callback %r", callback, exc_info=exc)
-        return 0
-
-    cdef bint wait(self, object entry) except -1:
-        """Tell `entry` when it is over; False if it is over."""
-        cdef bint waits
-        cdef list made = [entry]
-        gl_lock(&self.lock)
-        waits = self.status == PENDING
-        if waits:
-            if type(self.waiters) is list:
-                (<list>self.waiters).append(entry)
-            else:
-                if self.waiters is not None:
-                    made.insert(0, self.waiters)
-                self.waiters = made
-        gl_unlock(&self.lock)
-        return waits
-
-    cdef bint forget(self, object entry) except -1:
-        """Whether `entry` still waited; it does no longer."""
-        cdef Py_ssize_t i, at = -1
-        gl_lock(&self.lock)
-        if type(self.waiters) is list:
-            for i in range(len(<list>self.waiters)):
-                if (<list>self.waiters)[i] is entry:
-                    at = i
-                    break
-            if at >= 0:
-                del (<list>self.waiters)[at]            # `entry` keeps it alive: nothing is freed under the lock
-        elif self.waiters is entry:
-            self.waiters, at = None, 0
-        gl_unlock(&self.lock)
-        return at >= 0
-
-    cdef bint join_root(self, G w) except -1:
-        """The same for the root coroutine of a world, which mostly is the only one."""
-        cdef bint alone, over
-        gl_lock(&self.lock)
-        over = self.status != PENDING
-        alone = self.waiters is None and not over
-        if alone:
-            self.waiters = w
-        gl_unlock(&self.lock)
-        return alone or (not over and self.wait(w))
-
-    cdef object join(self):
-        cdef Join join = Join.__new__(Join)
-        join.on = self
-        return join
-
     def __await__(self):
-        return self.join()
-
-    cdef object outcome(self):
-        if self.status == CANCELLED:
-            raise CancelledError(*self.value.args) if self.value is not None else CancelledError()
-        if self.status == FAILED:
-            store_flag(&self.retrieved, True)
-            raise self.failure().with_traceback((<tuple>self.value)[1])     # as each time: it does not grow
-        return self.value
-
-    cdef object failure(self):
-        return (<tuple>self.value)[0]
+        return join(self)
 
     def result(self, timeout=None):
         """The result, waiting for it up to `timeout` seconds (None: for ever). For plain threads.
@@ -171,9 +204,9 @@ cdef class Goroutine:
                 raise RuntimeError("result() would block the running loop: await the goroutine")
             over = threading.Event()
             entry = None, lambda _: over.set(), None
-            if self.wait(entry) and not over.wait(timeout) and self.forget(entry):
+            if wait(self, entry) and not over.wait(timeout) and forget(self, entry):
                 raise TimeoutError(f"{self!r} is not over after {timeout} s")
-        return self.outcome()
+        return outcome(self)
 
     def exception(self):
         """The exception that ended it, or None. Raises asyncio.InvalidStateError while it runs, CancelledError if it was
@@ -183,7 +216,7 @@ cdef class Goroutine:
         if self.status == CANCELLED:
             raise CancelledError
         store_flag(&self.retrieved, True)
-        return self.failure() if self.status == FAILED else None
+        return failure(self) if self.status == FAILED else None
 
     def cancel(self, msg=None):
         """Ask the root task to end with CancelledError; False if it is over. From any thread."""
@@ -203,31 +236,12 @@ cdef class Goroutine:
         ends it."""
         loop = get_running_loop()
         entry = (loop, fn, PyContext_CopyCurrent() if context is None else context)
-        if not self.wait(entry):
-            self.tell(entry)
-
-    cdef str name(self):
-        """Of the root task; made when somebody asks."""
-        cdef str made
-        name = self.given_name()
-        if name is None:
-            made = f"Task-{next_number()}"
-            gl_lock(&self.lock)
-            if self.name_ is None:
-                self.name_ = made
-            name = self.name_
-            gl_unlock(&self.lock)
-        return name
-
-    cdef object given_name(self):
-        gl_lock(&self.lock)
-        name = self.name_
-        gl_unlock(&self.lock)
-        return name
+        if not wait(self, entry):
+            tell(self, entry)
 
     def get_name(self):
         """The name of its root task; None before that has begun, if go() was given none."""
-        return self.name() if load_flag(&self.started) else self.given_name()
+        return name_of(self) if load_flag(&self.started) else given_name(self)
 
     def get_loop(self):
         """Its world, None once it is over."""
@@ -239,12 +253,12 @@ cdef class Goroutine:
     def __repr__(self):
         cdef int status = load_status(&self.status)
         state = ("pending", "finished", "failed", "cancelled")[status]
-        detail = f" exception={self.failure()!r}" if status == FAILED else ""
+        detail = f" exception={failure(self)!r}" if status == FAILED else ""
         return f"<Goroutine {state} name={self.get_name()!r}{detail}>"
 
     def __del__(self):
-        if self.status == FAILED and not self.retrieved and not isinstance(self.failure(), (SystemExit, KeyboardInterrupt)):
-            report_unseen(self, self.failure())
+        if self.status == FAILED and not self.retrieved and not isinstance(failure(self), (SystemExit, KeyboardInterrupt)):
+            report_unseen(self, failure(self))
 
 
 def report_unseen(Goroutine handle, exc):
@@ -315,7 +329,7 @@ cdef class RootJoin:
         cdef gl_m *mp = current_m()
         if self.done() or self.request.ask(self.on, msg):
             return not self.done()
-        if mp != NULL and mp.curg != NULL and self.on.forget(<G>mp.curg.obj):
+        if mp != NULL and mp.curg != NULL and forget(self.on, <G>mp.curg.obj):
             (<G>mp.curg.obj).wake_root(True, False)
         return False
 
@@ -343,16 +357,16 @@ cdef class Join(Waiter):
             if is_of(self.on, <PyObject *>self.loop):
                 self.unpark()
                 raise RuntimeError("a goroutine cannot await itself")
-            if self.on.wait(self):
+            if wait(self.on, self):
                 return self
             self.unpark()
         self.stage = ENDED
-        return self.on.outcome()
+        return outcome(self.on)
 
     cdef object granted(self):
         if self.request is not None and self.request.late(self.on):
             raise self.cancelled_error()
-        return self.on.outcome()
+        return outcome(self.on)
 
     def cancel(self, msg=None):
         """Cancel the goroutine. It may refuse: so this waits on, until that is over."""
@@ -360,7 +374,7 @@ cdef class Join(Waiter):
             return False
         if self.request is None:
             self.request = Request()
-        self.message = msg
+        self.set_message(msg)
         return self.request.ask(self.on, msg) or (not self.done() and Waiter.cancel(self, msg))
 
     cdef bint decide_here(self, int outcome) except -1:
@@ -396,7 +410,7 @@ cdef PyObject *await_goroutine(PyObject *o) except? NULL:
         elif get_running_loop() is None:
             raise RuntimeError("a goroutine is awaited in a running loop; a plain thread calls result()")
         if w == NULL or (<G>w).current != w:
-            joiner = handle.join()
+            joiner = join(handle)
             Py_INCREF(joiner)
             return <PyObject *>joiner
         if is_of(handle, w):
@@ -411,7 +425,7 @@ cdef PyObject *next_of_goroutine(PyObject *o) except? NULL:
     if load_status(&handle.status) == PENDING:
         Py_INCREF(handle)
         return o
-    result = handle.outcome()
+    result = outcome(handle)
     return gl_stop_iteration(<PyObject *>result)
 
 

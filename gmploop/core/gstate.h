@@ -84,7 +84,7 @@ static inline void gl_g_move(int *state, int from, int to) {
  *
  * state     any thread, as above
  * next      whoever holds the queue or chain in which the G stands
- * twhen, tp the M that runs it; `tp` is the P in whose heap of timers it stands, or stood, with deadline `twhen`
+ * tp        the M that runs it: the P in whose heap of timers it stands, or stood
  * tpos      its index there, -1 outside: under the lock of that heap
  * lockedm   the M that alone may run it (lock_os_thread), or NULL: the M that runs it
  * since     when it was made runnable, in units of 32 ns, if that is one of the times that are sampled, else 0: whoever
@@ -99,7 +99,6 @@ typedef struct gl_g {
     struct gl_g *next;
     struct gl_p *tp;
     ssize_t tpos;
-    double twhen;
     struct gl_m *lockedm;
     void *obj;                  /* the G's object; one reference is the scheduler's, from go() to death */
     struct gl_g *all_next, *all_prev;

@@ -15,8 +15,7 @@ cdef extern from "world.h" nogil:
     ctypedef struct gl_world:
         unsigned long owner
         gl_spinlock lock
-        int debug
-        int timers_due
+        unsigned char debug, timers_due
         gl_timers timers
     bint gl_world_mine(gl_world *)
     unsigned long gl_thread_ident()

@@ -195,7 +195,12 @@ cdef class Handle:
         cdef unsigned long owner = 0
         cdef int debug = False
         cdef gl_world *w = look(self, &owner, &debug)
-        if gl_fetch_or_acq_rel(&self.flags, CANCELLED) & CANCELLED:
+        cdef int before = self.flags
+        if GL_FREE_THREADED:
+            before = gl_fetch_or_acq_rel(&self.flags, CANCELLED)
+        else:                               # all who write it have the GIL, and a locked operation takes 5 ns
+            self.flags |= CANCELLED
+        if before & CANCELLED:
             return self.wait_while_running()
         if debug:
             text = repr(self)                       # what it was, before that is dropped

@@ -6,7 +6,11 @@ cimport cython
 from libc.string cimport memset
 from gmploop.core.handle cimport gl_lock, gl_unlock
 from gmploop.core.sync cimport at_once, count, drop_queue, visit_queue
-from gmploop.core.waiter cimport *
+from gmploop.core.shared cimport Shared, set_slots, visitproc
+from gmploop.core.wait cimport flush
+from gmploop.core.waiter cimport operation
+from gmploop.core.waitq cimport *
+from gmploop.core.waits cimport as_timeout, block, check_blocking
 
 
 @cython.final
@@ -102,7 +106,7 @@ cdef class Gate(Shared):
 
     cdef int enter_blocking(self, int op, timeout, str what) except -1:
         check_blocking(f"{what}_blocking()", f"await {what}()")
-        operation(self, op).block(as_timeout(timeout))
+        block(operation(self, op), as_timeout(timeout))
         return 0
 
     cdef str queued(self):

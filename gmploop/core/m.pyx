@@ -341,7 +341,8 @@ cdef int bury(gl_m *mp, gl_g *gp) except -1:
     Py_DECREF(g)
     g = None
     gl_add_u32(&mp.turns)
-    gl_enter(mp)
+    if gl_enter(mp) != NULL:
+        mp.p.deaths += 1
     return 0
 
 

@@ -17,16 +17,13 @@ cdef enum:
 
 cdef class MovingCore(LoopCore):
     cdef Goroutine handle           # who waits for the root task; None once it was told
-    cdef object coro                # the root coroutine, until it is over or has a task object, `root`
+    cdef object coro                # the root coroutine, until it has a task object, `root`; when it has ended without one
+                                    # (`status` is not PENDING) what it returned or raised
     cdef object context
     cdef Task root
     cdef object waits_for           # what the root coroutine waits for: a Waiter or a Goroutine
-    cdef object value               # of the root coroutine that is over without a task
-    cdef readonly object home       # the loop from which it came, by however many go(): of a plain thread, or of a
-                                    # goroutine that came from none
     cdef public object _exception_handler
-    cdef PyObject *early_cancel     # the message of a cancel() before the root task was there; exchanged, a reference
-    cdef flag cancelled_early       # begin() has done that
+    cdef flag cancelled_early       # cancel() has come before begin(); set by any thread
     cdef flag woken                 # what the root coroutine waits for has come; set by any thread, taken by its M
     cdef flag inner                 # tasks were made beside it
     cdef unsigned char phase, status

@@ -23,13 +23,15 @@ from gmploop.core.g cimport (
     G_RUNNABLE, G_NOTIFIED, gl_g_clear_notified)
 from gmploop.core.future cimport make_future
 from gmploop.core.handle cimport flag, gl_lock, gl_unlock, gl_monotonic
-from gmploop.core.goroutine cimport Goroutine, Request, RootJoin, set_cancelling, PENDING, DONE, FAILED, CANCELLED
+from gmploop.core.goroutine cimport (
+    Goroutine, Request, RootJoin, finish, join, join_root, name_of, set_cancelling, PENDING, DONE, FAILED, CANCELLED)
 from gmploop.core.netpoll cimport SharedPoller, shared_poller
 from gmploop.core.poller cimport Watch, Poller, uint32_t, EV_LEVEL
 from gmploop.core.sched cimport (
     sched, current_m, gl_m, gl_p, gl_ready, gl_timer_set, gl_timer_forget, gl_all_add, gl_all_remove)
 from gmploop.core.task cimport Task, make_task, new_task as make_unqueued, has_table, leave, run_task
-from gmploop.core.waiter cimport Waiter, PARKED
+from gmploop.core.wait cimport PARKED
+from gmploop.core.waiter cimport Waiter
 from gmploop.core import m as m_module
 
 cdef extern from "Python.h":
@@ -150,7 +152,7 @@ cdef class MovingCore(LoopCore):
             self.take_due(gl_monotonic())
         if (<runner>run_entries)(self, m) < 0:
             raised = gl_take_exception()
-            report_fatal(self.home, <object>raised)
+            report_fatal(self.apart, <object>raised)
             Py_DECREF(<object>raised)
         if self._stopping and self.phase != OVER:
             self._stopped()
@@ -163,27 +165,22 @@ cdef class MovingCore(LoopCore):
         return self.step_root() if entry & 3 == 3 else LoopCore.run_entry(self, entry)
 
     cdef int begin(self) except -1:
-        cdef PyObject *early
         store_byte(&self.phase, LIVE)
         store_flag(&self.handle.started, True)
-        if has_table() and PyCoro_CheckExact(self.coro) and not self.w.debug and load_inbox(&self.early_cancel) == NULL:
+        if has_table() and PyCoro_CheckExact(self.coro) and not self.w.debug and not load_flag(&self.cancelled_early):
             return self.push_root()
         try:
+            if load_flag(&self.cancelled_early):
+                self.drain_inbox()          # there it stands, and so comes before the first step
             if PyCoro_CheckExact(self.coro):
                 self.show_root()
                 self.root.step_soon(NULL)
             else:
-                self.adopt(Task(self.coro, loop=self, name=self.handle.name(), context=self.context))
-            early = take_object(&self.early_cancel, NULL)
-            if early != NULL:
-                msg = <object>early
-                Py_DECREF(msg)
-                self.cancelled_early = True
-                self.root.cancel(msg)
+                self.adopt(Task(self.coro, loop=self, name=name_of(self.handle), context=self.context))
         except BaseException as exc:
             store_byte(&self.phase, OVER)
             self.root = None
-            self.status, self.value = FAILED, exc
+            self.status, self.coro = FAILED, exc
         return 0
 
     # -- the root coroutine, while nobody has asked for a task
@@ -215,7 +212,7 @@ cdef class MovingCore(LoopCore):
                     self.root.must_cancel = True
             Py_INCREF(self.root)
             return run_task(self, <PyObject *>self.root)
-        if self.coro is None:           # it has ended; this stood behind what was ready then
+        if self.status != PENDING:      # it has ended; this stood behind what was ready then
             return self.root_over()
         context = self.context
         self.waits_for = None
@@ -246,7 +243,7 @@ cdef class MovingCore(LoopCore):
         """A goroutine that was awaited before this step has asked for a task."""
         if result == NULL or type(<object>result) is not Goroutine:
             return result
-        joiner = (<Goroutine>result).join()
+        joiner = join(<Goroutine>result)
         Py_DECREF(<object>result)
         try:
             next(joiner, None)
@@ -272,7 +269,7 @@ cdef class MovingCore(LoopCore):
             return self.push_root()
         if type(what) is Goroutine:
             self.waits_for, self.parked = what, True
-            return 0 if (<Goroutine>what).join_root(self) else self.push_root()
+            return 0 if join_root(<Goroutine>what, self) else self.push_root()
         if (type(what) is Waiter or isinstance(what, Waiter)) and (<Waiter>what).may_arm(self):
             self.waits_for, self.parked = what, True
             return (<Waiter>what).arm_root()
@@ -287,16 +284,16 @@ cdef class MovingCore(LoopCore):
 
     cdef int end_root(self, int status, object value) except -1:
         """What was ready before still runs, as it does with a task and its callbacks."""
-        self.status, self.value = status, value
-        self.coro = self.context = None
+        self.status, self.coro = status, value
+        self.context = None
         return self.push_root() if gl_ring_len(&self.ready) else self.root_over()
 
     cdef int show_root(self) except -1:
         """Make a task object of it."""
         cdef Task t
-        if self.coro is None or self.phase == NEW:
+        if self.coro is None or self.status != PENDING or self.phase == NEW:
             return 0
-        t = make_unqueued(self, self.coro, self.context, self.handle.name())
+        t = make_unqueued(self, self.coro, self.context, name_of(self.handle))
         cdef RootJoin joined
         waits_for, self.waits_for = self.waits_for, None
         if type(waits_for) is Goroutine:
@@ -341,23 +338,22 @@ cdef class MovingCore(LoopCore):
         self._stopping = False
         self.show_root()
         if self.phase == LIVE and self.root is not None and not self.root.done():
-            self.handle.finish(FAILED, RuntimeError("Event loop stopped before Future completed."))
+            finish(self.handle, FAILED, RuntimeError("Event loop stopped before Future completed."))
             self.root.cancel()
 
     cdef int die(self) except -1:
         cdef Goroutine handle = self.handle
         cdef Task root = self.root
         cdef int status = self.status
-        value = self.value
+        value = self.coro
         if handle is None:              # it has failed half way before
             return 0
-        self.root = self.value = None
+        self.root = self.coro = None
         gl_lock(&self.w.lock)               # with the property `goroutine`; `handle` keeps it alive
         self.handle = None
         gl_unlock(&self.w.lock)
         store_flag(&self.closed, True)
         gl_fence_seq_cst()              # who posts after this look at the inbox sees that (purge())
-        Py_XDECREF(take_object(&self.early_cancel, NULL))   # of a cancel that came as it began
         if self.watches:
             (<SharedPoller>self.poller).close_watches_of(self)
         gl_timer_forget(&self.s)
@@ -373,7 +369,7 @@ cdef class MovingCore(LoopCore):
                 status = DONE if value is None else FAILED
                 if value is None:
                     value = root.result()
-        return handle.finish(status, value)
+        return finish(handle, status, value)
 
     cdef int set_timers(self, void *pp) except -1:
         if gl_timer_set(sched(), <gl_p *>pp, &self.s, self.w.timers.a[0].when) < 0:
@@ -428,19 +424,13 @@ cdef class MovingCore(LoopCore):
     def _cancel_from_anywhere(self, msg, by):
         try:
             if load_byte(&self.phase) == NEW:
-                Py_INCREF(msg)
-                Py_XDECREF(take_object(&self.early_cancel, <PyObject *>msg))
+                store_flag(&self.cancelled_early, True)
             self.call_soon_threadsafe(self._cancel_root, msg, by)
         except RuntimeError:
             return False
         return True
 
     def _cancel_root(self, msg, Request by):
-        if self.cancelled_early:                # begin() has done it
-            self.cancelled_early = False
-            if by is not None:
-                by.told += 1
-            return
         self.show_root()
         if self.root is None:
             return
@@ -450,6 +440,11 @@ cdef class MovingCore(LoopCore):
                 by.told += 1
         finally:
             set_cancelling(before)
+
+    @property
+    def home(self):
+        """The loop from which it came, by however many go(): of a plain thread, or of a goroutine that came from none."""
+        return self.apart
 
     @property
     def goroutine(self):
@@ -513,14 +508,14 @@ def go(fn_or_coro, *args, name=None):
     w.poller = shared_poller()
     w.handle, handle.world = handle, w
     handle.maker, handle.name_ = maker, name
-    w.home = maker
+    w.apart = maker
     w.coro, w.context = coro, PyContext_CopyCurrent()
     w.closed = False
     w.s.obj, w.s.tpos = <void *>w, -1
     gl_store_relaxed(&w.w.owner, GL_BETWEEN_MS)
     if isinstance(maker, MovingCore):
-        if (<MovingCore>maker).home is not None:
-            w.home = (<MovingCore>maker).home
+        if (<MovingCore>maker).apart is not None:
+            w.apart = (<MovingCore>maker).apart
         w._exception_handler = (<MovingCore>maker)._exception_handler
         if (<MovingCore>maker).w.debug or (<MovingCore>maker)._task_factory is not None:
             w._inherit(maker)
@@ -538,7 +533,7 @@ def go(fn_or_coro, *args, name=None):
 def home_of(Goroutine handle not None):
     """The loop from which a goroutine came; None for a plain thread's, and when it is over."""
     w = handle.get_loop()
-    return (<MovingCore>w).home if w is not None else None
+    return (<MovingCore>w).apart if w is not None else None
 
 
 def show_roots():
@@ -553,7 +548,7 @@ def show_roots():
         w = <MovingCore>world
         if <PyObject *>w.coro != <PyObject *>None and gl_g_cas(&w.s.state, G_IDLE, G_RUNNABLE):
             try:
-                made += w.coro is not None
+                made += w.coro is not None and w.status == PENDING
                 w.show_root()
             finally:
                 put_back(w)

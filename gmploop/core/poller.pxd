@@ -53,6 +53,7 @@ cdef class Poller:
     cdef uint32_t next_gen
     cdef int fork_gen
     cdef double broken_at       # 0: it is not broken; < 0: it is; else until when the loop outlives that
+    cdef double timers_at       # when a wait of its loop ended with several timers due, on the monotonic clock
     cdef readonly bint closed
     cdef readonly bint receives # whether receive() is there
     cdef readonly bint accepts  # whether poller_uring.Acceptor is to be used for listening sockets

@@ -22,9 +22,12 @@ static inline int gl_timer_set(gl_sched *S, gl_p *pp, gl_g *gp, double when) {
     int r;
     int64_t next;
     if (gl_load_relaxed(&gp->tpos) >= 0) {
-        if (gp->twhen <= when) return 0;        /* it will be looked at by then: one look too early is cheap */
         gl_lock(&old->tlock);
         if (gp->tpos >= 0) {
+            if (old->timers.a[gp->tpos].when <= when) {     /* it looks by then: one look too early is cheap */
+                gl_unlock(&old->tlock);
+                return 0;
+            }
             gl_timers_remove(&old->timers, gp->tpos);
             gl_note_next(old);
         }
@@ -32,7 +35,6 @@ static inline int gl_timer_set(gl_sched *S, gl_p *pp, gl_g *gp, double when) {
     }
     if (!pp) pp = S->allp[0];
     gp->tp = pp;
-    gp->twhen = when;
     gl_lock(&pp->tlock);
     r = gl_timers_push(&pp->timers, when, gp, &gp->tpos);
     gl_note_next(pp);

@@ -79,7 +79,7 @@ def progress():
 
 def posted(LoopCore loop not None):
     """Whether something was posted to the loop that no turn has seen. Asked after the threads: who has posted may be gone."""
-    return load_inbox(&loop.inbox) != NULL or loop.taken != NULL
+    return load_inbox(&loop.inbox) != NULL
 
 
 def threads():

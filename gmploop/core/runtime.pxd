@@ -10,11 +10,16 @@ cdef class RestWatch:
     cdef long long wait_ns(self, LoopCore loop)
     cdef int waited(self, LoopCore loop, long long delay_ns) except -1
 
+cdef class OwnThread:
+    cdef RestWatch rest                 # None but in gmploop.run()
+    cdef dict task_kwargs               # {"loop": the loop}, made once; None when it is closed
+    cdef unsigned long long polled_at   # gl_ticks() of the last poll
+
 cdef class LoopCore(G):
     cdef readonly Poller poller
     cdef public object _task_factory
-    cdef RestWatch rest                 # None but in gmploop.run()
-    cdef object task_kwargs             # {"loop": self}, made once
+    cdef object apart                   # of a loop with a thread of its own: its OwnThread; of a world that moves: the loop
+                                        # from which it came
     cdef readonly flag own_tasks        # create_task() and create_future() give the types of task.pyx and future.pyx
     cdef flag custom_call_at            # call_later() then goes through it, as asyncio's does
     cdef flag custom_time               # a subclass overrides time(): virtual clocks
@@ -22,7 +27,7 @@ cdef class LoopCore(G):
     cdef flag closed                    # any thread may ask; its runner sets it
     cdef unsigned char skipped, skip    # turns since the last poll; how many may pass while work is ready
     cdef unsigned char empty_polls
-    cdef unsigned long long polled_at   # gl_ticks() of the last poll
+    cdef dict task_kwargs(self)
     cdef double clock(self) except? -1
     cdef int poll_io(self) except -1
     cdef int turn(self) except -1

@@ -24,7 +24,9 @@ from gmploop.core.future cimport make_future
 from gmploop.core.task cimport Task, make_task, run_task
 from gmploop.core.poller cimport Watch, uint32_t
 from gmploop.core.stream cimport SocketTransport
-from gmploop.core.fdwatch cimport SockOp
+from gmploop.core.sockop cimport (
+    sock_op, OP_RECV, OP_RECV_INTO, OP_RECVFROM, OP_RECVFROM_INTO, OP_SENDALL, OP_SENDTO, OP_CALL_READ, OP_CALL_WRITE,
+    OP_SENDALL_BY_CALL)
 from gmploop.core.sched cimport sched
 
 cdef extern from "Python.h":
@@ -32,6 +34,7 @@ cdef extern from "Python.h":
     object PyObject_Call(object, object, object)
     object PyObject_CallNoArgs(object)
     bint PyCoro_CheckExact(object)
+    double PyLong_AsDouble(object) except? -1
 
 cdef extern from "<unistd.h>" nogil:
     int usleep(unsigned int)
@@ -45,6 +48,10 @@ cdef extern from "atomics.h" nogil:
     void store_flag "gl_store_release"(flag *, flag)
 
 cdef double SOON_S = 1e-6           # a timer this near is looked for in the next turn; guessed
+# A wait that ended with MANY timers due is followed by none that ends sooner than this for a timer: a wake-up costs as
+# much as ten callbacks, and they are late by no more than that (asyncio's by up to a millisecond). Guessed; the kernel's
+# own slack is 50 us.
+cdef double APART_S = 200e-6
 
 cdef extern from *:
     """
@@ -64,6 +71,7 @@ cdef extern from *:
 cdef enum:
     MAX_SKIP = 61               # turns; Go's schedtick interval for looking at the global queue
     LOOKS = 3                   # at a run that may never go on; guessed
+    MANY = 4                    # timers: see APART_S; guessed
     DAY_NS = 86400000000000     # asyncio's MAXIMUM_SELECT_TIMEOUT
 
 # Injected by gmploop.loop.
@@ -72,7 +80,6 @@ cdef dict futures_names = None
 cdef object base_create_task = None
 cdef type socket_type = None
 cdef object stock_task = None, stock_eager_factory = None, never_eager = None
-cdef int OP_RECV = 0, OP_RECV_INTO = 1, OP_SENDALL = 2, OP_CALL_READ = 3, OP_CALL_WRITE = 4, OP_SENDALL_BY_CALL = 5
 
 
 def configure(tasks_module, futures_module, create_task, plain_socket_type, str never_eager_name):
@@ -120,6 +127,11 @@ cdef class RestWatch:
         return 0
 
 
+@cython.final
+cdef class OwnThread:
+    """What only a loop has that has a thread of its own: worlds that move are made by the million."""
+
+
 cdef class LoopCore(G):
     def __cinit__(self):
         self.closed = True              # until _open(): __del__ of a loop whose constructor failed has nothing to close
@@ -129,7 +141,9 @@ cdef class LoopCore(G):
         self.custom_time = type(self).time is not LoopCore.time
         self.custom_call_at = type(self).call_at is not LoopCore.call_at
         self.custom_call_soon = type(self).call_soon is not LoopCore.call_soon
-        self.task_kwargs = {"loop": self}
+        cdef OwnThread own = OwnThread.__new__(OwnThread)
+        own.task_kwargs = {"loop": self}
+        self.apart = own
         if poller == "epoll":
             from gmploop.core.poller_epoll import EpollPoller as Backend
         elif poller == "io_uring":
@@ -245,7 +259,8 @@ cdef class LoopCore(G):
                 self.poller.g = None
         finally:
             self.disown()
-        self.task_kwargs = None
+        if type(self.apart) is OwnThread:
+            (<OwnThread>self.apart).task_kwargs = None
 
     cdef bint gone(self) noexcept:
         return load_flag(&self.closed)
@@ -339,12 +354,13 @@ cdef class LoopCore(G):
 
     def call_later(self, delay, callback, *args, context=None):
         """Call callback(*args) in `delay` seconds, never earlier. Returns a handle with when() and cancel()."""
-        cdef double now
+        cdef double now, seconds
         if delay is None:
             raise TypeError("delay must not be None")
         if (type(delay) is float or type(delay) is int) and not self.custom_time and not self.custom_call_at:
+            seconds = delay if type(delay) is float else PyLong_AsDouble(delay)
             now = gl_monotonic()
-            return self.set_timer(now + <double>delay, now, callback, args, context, "call_later", 0)
+            return self.set_timer(now + seconds, now, callback, args, context, "call_later", 0)
         when = (self.time() if self.custom_time else gl_monotonic()) + delay
         if self.custom_call_at:
             return self.call_at(when, callback, *args, context=context)
@@ -420,6 +436,8 @@ cdef class LoopCore(G):
 
     def _run_once(self):
         """Turns until stop(). Named as asyncio's step, whose run_forever() calls it."""
+        if type(self.apart) is not OwnThread:
+            raise RuntimeError("the loop's constructor has not run")
         self.skip = 0
         self.skipped = MAX_SKIP
         while True:
@@ -430,11 +448,11 @@ cdef class LoopCore(G):
     cdef int turn(self) except -1:
         cdef size_t n, entry
         cdef Handle h
-        if load_head(&self.inbox) != NULL or self.taken != NULL:
+        if load_head(&self.inbox) != NULL:
             self.drain_inbox()
         self.skipped += 1
         if (self.skipped > self.skip or self._stopping or gl_ring_len(&self.ready) == 0
-                or gl_ticks() - self.polled_at > GL_TICKS_LITTLE):
+                or gl_ticks() - (<OwnThread>self.apart).polled_at > GL_TICKS_LITTLE):
             self.poll_io()
         elif self.w.timers_due:
             self.w.timers_due = False
@@ -505,24 +523,29 @@ cdef class LoopCore(G):
 
     cdef long long wait_ns(self) except? -2:
         """How long the poller may wait: 0 when there is work, < 0 for ever."""
-        cdef double delay
+        cdef double now, delay
         if self._stopping or gl_ring_len(&self.ready):
             return 0
         if not self.w.timers.n:
             return -1
-        delay = (self.w.timers.a[0].when - self.clock()) * 1e9
+        now = self.clock()
+        delay = self.w.timers.a[0].when - now
         if delay <= 0:
             return 0
+        if self.poller is not None and not self.custom_time:
+            delay = max(delay, self.poller.timers_at + APART_S - now)
+        delay *= 1e9
         return DAY_NS if delay >= DAY_NS else <long long>delay + 1
 
     cdef int poll_io(self) except -1:
         cdef long long delay_ns = self.wait_ns()
+        cdef double now
+        cdef size_t before
         cdef int n
-        cdef bint unbounded = delay_ns < 0 and self.rest is not None
+        cdef OwnThread own = <OwnThread>self.apart
+        cdef bint unbounded = delay_ns < 0 and own.rest is not None
         if unbounded:
-            delay_ns = self.rest.wait_ns(self)
-        if self.poller is None:
-            raise RuntimeError("the loop's constructor has not run")
+            delay_ns = own.rest.wait_ns(self)
         if self.poller.forked():
             raise RuntimeError(f"{self!r} was running when the process forked: it goes on in the parent only")
         if delay_ns and not gl_g_cas(&self.s.state, G_RUNNING, G_IDLE):
@@ -539,10 +562,10 @@ cdef class LoopCore(G):
                 gl_fence_seq_cst()          # with the poster's CAS on the inbox: it sees RUNNING, or we see its post
                 self.drain_inbox()
             if unbounded and not self._stopping:
-                self.rest.waited(self, delay_ns)
+                own.rest.waited(self, delay_ns)
         else:
             n = self.poller.poll(0) if not self.poller.broken_at else self.poller.poll_broken(0)
-        self.polled_at = gl_ticks()
+        own.polled_at = gl_ticks()
         self.skipped = 0
         if n or delay_ns:
             self.skip = self.empty_polls = 0
@@ -552,7 +575,11 @@ cdef class LoopCore(G):
                 self.skip = min(<unsigned char>(self.skip * 2 + 1), <unsigned char>MAX_SKIP)
         self.w.timers_due = False
         if self.w.timers.n:
-            self.take_due(self.clock())
+            now = self.clock()
+            before = gl_ring_len(&self.ready)
+            self.take_due(now)
+            if delay_ns > 0 and gl_ring_len(&self.ready) >= before + MANY:
+                self.poller.timers_at = now
         return 0
 
     def _watch_rest(self, at_rest, long long after_ns):
@@ -561,7 +588,7 @@ cdef class LoopCore(G):
         if at_rest is not None:
             watch = RestWatch.__new__(RestWatch)
             watch.at_rest, watch.after_ns = at_rest, after_ns
-        self.rest = watch
+        (<OwnThread>self.apart).rest = watch
 
     # -- futures and tasks. The types are looked up where asyncio has them, as asyncio does.
 
@@ -569,9 +596,11 @@ cdef class LoopCore(G):
         """A future of this loop."""
         if self.own_tasks and (self._task_factory is None or self._task_factory is stock_eager_factory):
             return make_future(self)        # another factory's tasks are asyncio's, and quicker with its futures
-        if self.task_kwargs is None:        # closed
-            return futures_names["Future"](loop=self)
-        return PyObject_Call(futures_names["Future"], (), self.task_kwargs)
+        return PyObject_Call(futures_names["Future"], (), self.task_kwargs())
+
+    cdef dict task_kwargs(self):
+        cdef dict made = (<OwnThread>self.apart).task_kwargs if type(self.apart) is OwnThread else None
+        return made or {"loop": self}
 
     cdef object new_future(self):
         return self.create_future()
@@ -591,7 +620,7 @@ cdef class LoopCore(G):
         if self._task_factory is None and not self.w.debug and context is None and not kwargs:
             self.check_open()
             if name is None:
-                return PyObject_Call(tasks_names["Task"], (coro,), self.task_kwargs)
+                return PyObject_Call(tasks_names["Task"], (coro,), self.task_kwargs())
             return tasks_names["Task"](coro, loop=self, name=name)
         if name is not None:
             kwargs["name"] = name
@@ -604,32 +633,40 @@ cdef class LoopCore(G):
     def sock_recv(self, sock, n):
         """Receive up to n bytes from a non-blocking socket; returns them."""
         if type(sock) is socket_type:
-            return SockOp(self, self.poller, OP_RECV, sock, None, n)
-        return SockOp(self, self.poller, OP_CALL_READ, sock, "recv", (n,))
+            return sock_op(self, self.poller, OP_RECV, sock, None, n)
+        return sock_op(self, self.poller, OP_CALL_READ, sock, "recv", (n,))
 
     def sock_recv_into(self, sock, buf):
         """Receive into a writable buffer; returns the number of bytes."""
         if type(sock) is socket_type:
-            return SockOp(self, self.poller, OP_RECV_INTO, sock, None, buf)
-        return SockOp(self, self.poller, OP_CALL_READ, sock, "recv_into", (buf,))
+            return sock_op(self, self.poller, OP_RECV_INTO, sock, None, buf)
+        return sock_op(self, self.poller, OP_CALL_READ, sock, "recv_into", (buf,))
 
     def sock_sendall(self, sock, data):
         """Send all of data. After a cancel it is unknown how much was sent."""
         if type(sock) is socket_type:
-            return SockOp(self, self.poller, OP_SENDALL, sock, None, data)
-        return SockOp(self, self.poller, OP_SENDALL_BY_CALL, sock, "send", data)
+            return sock_op(self, self.poller, OP_SENDALL, sock, None, data)
+        return sock_op(self, self.poller, OP_SENDALL_BY_CALL, sock, "send", data)
 
     def sock_recvfrom(self, sock, bufsize):
         """Receive a datagram of up to bufsize bytes; returns (data, address)."""
-        return SockOp(self, self.poller, OP_CALL_READ, sock, "recvfrom", (bufsize,))
+        if type(sock) is socket_type:
+            return sock_op(self, self.poller, OP_RECVFROM, sock, None, bufsize)
+        return sock_op(self, self.poller, OP_CALL_READ, sock, "recvfrom", (bufsize,))
 
     def sock_recvfrom_into(self, sock, buf, nbytes=0):
         """Receive a datagram into buf; returns (number of bytes, address)."""
-        return SockOp(self, self.poller, OP_CALL_READ, sock, "recvfrom_into", (buf, nbytes or len(buf)))
+        if not nbytes:
+            nbytes = len(buf)
+        if type(sock) is socket_type:
+            return sock_op(self, self.poller, OP_RECVFROM_INTO, sock, buf, nbytes)
+        return sock_op(self, self.poller, OP_CALL_READ, sock, "recvfrom_into", (buf, nbytes))
 
     def sock_sendto(self, sock, data, address):
         """Send a datagram; returns the number of bytes."""
-        return SockOp(self, self.poller, OP_CALL_WRITE, sock, "sendto", (data, address))
+        if type(sock) is socket_type:
+            return sock_op(self, self.poller, OP_SENDTO, sock, address, data)
+        return sock_op(self, self.poller, OP_CALL_WRITE, sock, "sendto", (data, address))
 
 
 def transport_of(LoopCore loop not None, int fd):
@@ -640,4 +677,4 @@ def transport_of(LoopCore loop not None, int fd):
 
 def sock_call(LoopCore loop not None, sock, bint writing, fn):
     """Awaitable: fn() again each time the socket is ready, until it does not raise BlockingIOError."""
-    return SockOp(loop, loop.poller, OP_CALL_WRITE if writing else OP_CALL_READ, sock, fn, ())
+    return sock_op(loop, loop.poller, OP_CALL_WRITE if writing else OP_CALL_READ, sock, fn, ())

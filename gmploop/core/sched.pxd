@@ -25,7 +25,7 @@ cdef extern from "scheduler.h" nogil:
     ctypedef struct gl_p:
         int id, status
         gl_runq q
-        uint32_t schedtick
+        uint32_t schedtick, deaths
         int64_t next_ns
         gl_counters n
     ctypedef struct gl_m:
@@ -71,7 +71,8 @@ cdef extern from "scheduler.h" nogil:
         int npidle, nmidle, nmspinning, needspinning, procs, nallp, nm, nmlive, stopping, forks, watchers, polling
         gl_p *allp[1]
         gl_m *allm[1]
-        int64_t lastpoll_ns, spin_ns, backlog_ns
+        int64_t lastpoll_ns, spin_ns, backlog_ns, dying_ns
+        uint32_t slice
         uint64_t handoffs, retakes, stalls, late_polls, parks, spins, m_made
         int events_on
         gl_events *events[1]

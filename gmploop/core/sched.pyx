@@ -7,6 +7,9 @@ cdef extern from *:
     """
     #include "scheduler.h"
     static gl_sched gl_the_sched;
+    #ifdef __GLIBC__    /* asked for several times in each turn: without a call; elsewhere such a module may not load */
+    __attribute__((tls_model("initial-exec")))
+    #endif
     static __thread gl_m *gl_my_m;
     static void gl_set_my_m(gl_m *mp) { gl_my_m = mp; }
     """
@@ -50,9 +53,10 @@ def after_fork():
 os.register_at_fork(after_in_child=after_fork)
 
 
-def set_tunables(long long spin_ns, long long backlog_ns):
-    """How long a thread looks for work before it sleeps, and from how much queued work on another one is woken."""
+def set_tunables(*, long long spin_ns, long long backlog_ns, long long dying_ns, uint32_t slice):
+    """See config.py."""
     gl_the_sched.spin_ns, gl_the_sched.backlog_ns = spin_ns, backlog_ns
+    gl_the_sched.dying_ns, gl_the_sched.slice = dying_ns, slice
 
 
 def set_procs(int n):

@@ -27,6 +27,7 @@ enum { M_NEW, M_RUNNING, M_SPINNING, M_PARKED, M_POLLING, M_ORPHAN, M_DEAD, M_ST
 enum { GL_STOP, GL_GOT_G, GL_GOT_EVENTS };      /* what gl_find() brings */
 #define GL_REFUSED_NS 10000000                  /* then the system is asked for a thread again; guessed */
 enum { GL_LISTS = 16 };                         /* lists of all Gs: as many as threads hardly meet in */
+enum { GL_DYING = 256 };                        /* one of four turns is a world's last: gl_p.dying is about this */
 enum { GL_SAMPLED = 8 };                        /* of so many waits for a P one is timed, for the clock's sake; Go's */
 enum { GL_LATENCIES = 108 };                    /* gl_latency_bucket() of 2^28 - 1, and one */
 enum { EV_G = 0, EV_P = 8, EV_M = 16 };         /* kinds of events: these + the new state */
@@ -67,7 +68,10 @@ typedef struct gl_p {
     uint32_t woken;                     /* worlds that a time has woken; under tlock */
     uint32_t schedtick;                 /* turns begun. Owner */
     uint32_t inherited;                 /* turns from runnext since the last from elsewhere. Owner */
-    int64_t tick_ns, mean_ns;           /* time of the last multiple of four, length of a turn since then. Owner */
+    int64_t tick_ns, mean_ns;           /* time of the last multiple of four, mean length of a turn. Owner */
+    uint32_t deaths, seen_deaths;       /* turns that ended a world; at the last multiple of four. Owner */
+    int dying;                          /* the mean of how many of four turns did, times GL_DYING. Owner */
+    uint32_t keep;                      /* a ring of so many is left to its P; see steal.h. Owner, and sysmon: 0 */
     struct gl_p *link;                  /* idle list */
     uint32_t seen_tick;                 /* sysmon's: the last schedtick it saw, */
     int64_t seen_ns;                    /* since when, */
@@ -132,7 +136,8 @@ typedef struct gl_sched {
     uint32_t readied;                   /* as an M's, by threads that are none: some may be lost */
     int events_on;
     gl_events *events[GL_MAX_P + 1];    /* of each P and, first, of what happens without one; made by the first event */
-    int64_t spin_ns, backlog_ns;        /* config: SPIN_US, BACKLOG_US */
+    int64_t spin_ns, backlog_ns, dying_ns;      /* config: SPIN_NS, BACKLOG_NS, DYING_NS */
+    uint32_t slice;                     /* config: SLICE_TURNS */
     int (*poll)(gl_m *mp, int64_t delay_ns);    /* <0 waits, 0 looks, >0 bounded; how many events are in mp->events */
     void (*poll_break)(void);
     int (*start_thread)(gl_m *mp);      /* 0, or -1 */

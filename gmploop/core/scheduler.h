@@ -61,8 +61,10 @@ static inline void gl_sched_init(gl_sched *S) {
     gl_note_init(&S->sysmon);
     S->poll_until = INT64_MIN;
     S->lastpoll_ns = gl_now_ns();
-    S->spin_ns = 20000;
+    S->spin_ns = 20000;                         /* as in config.py, which tells */
     S->backlog_ns = 5000;
+    S->dying_ns = 100000;
+    S->slice = 16;
 }
 
 /* In the child of a fork: the other threads are not there. What they had is left where it is. */

@@ -1,4 +1,5 @@
-from gmploop.core.waiter cimport Shared, gl_chain, gl_waitq, gl_wnode, visitproc
+from gmploop.core.shared cimport Shared, visitproc
+from gmploop.core.waitq cimport gl_chain, gl_waitq, gl_wnode
 
 # For what else is waited at (locks.pyx).
 cdef int at_once(Shared at, gl_wnode *n) except -1              # the operation of a node of no waiter

@@ -1,7 +1,7 @@
 # cython: language_level=3, freethreading_compatible=True, binding=True
 """Channels and select: by these worlds that run on different threads, and plain threads, talk. Locks are in locks.pyx.
 
-The algorithms are in waitq.h, waiting and waking in waiter.pyx. Every method here may be called from any thread.
+The algorithms are in waitq.h, waiting and waking in wait.pyx. Every method here may be called from any thread.
 """
 cimport cython
 from cpython.object cimport PyObject
@@ -12,7 +12,13 @@ from libc.string cimport memset
 from types import GenericAlias
 from gmploop.core.g cimport gl_ring_len, gl_ring_pop, gl_ring_at, gl_ring_free, gl_ring
 from gmploop.core.handle cimport gl_lock, gl_unlock, gl_ticks, load_flags
-from gmploop.core.waiter cimport *
+from gmploop.core.shared cimport Shared, raise_closed, set_slots, visitproc
+from gmploop.core.wait cimport PARKED, ENDED, flush, gl_waiter_of, undo
+from gmploop.core.waiter cimport Waiter, operation, set_next
+from gmploop.core.waitq cimport *
+from gmploop.core.waits cimport as_timeout, block, check_blocking
+
+from gmploop.core import grant      # it is by these that what waits is resumed
 
 cdef extern from "Python.h":
     Py_ssize_t PY_SSIZE_T_MAX
@@ -50,7 +56,7 @@ cdef int visit_queue(gl_waitq *q, visitproc visit, void *arg) noexcept:
     cdef gl_wnode *n = q.first
     cdef int r = 0
     while n != NULL and r == 0:
-        r = visit(<PyObject *>n.owner, arg)
+        r = visit(gl_waiter_of(n), arg)
         n = n.next
     return r
 
@@ -177,12 +183,12 @@ cdef class Channel(Shared):
     def send_blocking(self, item, timeout=None):
         """As send(), in a thread that runs no event loop (else RuntimeError). TimeoutError after `timeout` seconds."""
         check_blocking("Channel.send_blocking()", "await send()")
-        (<Waiter>self.send(item)).block(as_timeout(timeout))
+        block(self.send(item), as_timeout(timeout))
 
     def recv_blocking(self, timeout=None):
         """As recv(), in a thread that runs no event loop (else RuntimeError). TimeoutError after `timeout` seconds."""
         check_blocking("Channel.recv_blocking()", "await recv()")
-        return operation(self, OP_RECV).block(as_timeout(timeout))
+        return block(operation(self, OP_RECV), as_timeout(timeout))
 
     def close(self):
         """No more sends: those that wait, and later ones, raise ChannelClosed. What is buffered can still be received;
@@ -240,7 +246,7 @@ cdef int at_once(Shared at, gl_wnode *n) except -1:
             flush(&out)
         except BaseException:
             if r == SYNC_DONE:
-                at.undo(n)
+                undo(at, n)
             raise
     return r
 
@@ -319,7 +325,7 @@ cdef class Select(Waiter):
                 raise TypeError(f"select() takes channels, Channel.receiving() and Channel.sending(item), not {given!r}")
             case = <Case>given
             self.nodes[i].op, self.nodes[i].index = <unsigned char>case.op, i
-            self.nodes[i].state, self.nodes[i].owner = &self.state, <void *>self
+            self.nodes[i].state = &self.state
             if case.op == OP_SEND:
                 Py_INCREF(case.item)
                 self.nodes[i].item = <void *>case.item
@@ -388,7 +394,7 @@ cdef class Select(Waiter):
             flush(&out)
         except BaseException:
             if r == SYNC_DONE:
-                self.winner_at().undo(self.winner())
+                undo(self.winner_at(), self.winner())
             else:
                 self.decide_here(W_CANCELLED)
             raise
@@ -491,7 +497,7 @@ def select_blocking(*cases, default=MISSING, timeout=None):
     """As select(), in a thread that runs no event loop (else RuntimeError)."""
     cdef Select w = make_select(cases, default, timeout)
     check_blocking("select_blocking()", "await select()")
-    return w.block(w.seconds)
+    return block(w, w.seconds)
 
 
 set_slots(Channel)

@@ -96,6 +96,7 @@ static int gl_watch_p(gl_sched *S, gl_watch *w, gl_p *pp, int64_t now, int64_t *
     }
     ran = now - pp->seen_ns;
     if (w->queue_ns && ran >= w->queue_ns && gl_load_relaxed(&S->npidle) && gl_runq_len(&pp->q) && !gl_refused(S, now)) {
+        gl_store_relaxed(&pp->keep, 0);
         gl_wakep(S);
         done = 1;
     }

@@ -24,7 +24,8 @@ from gmploop.core.future cimport (
     Future, PENDING, CANCELLED, FINISHED, CANCEL_MESSAGE, CANCELLED_EXC, SOURCE_TRACEBACK, visit_future, clear_future)
 from gmploop.core.g cimport G, gl_tasks, gl_own_tasks, track_current, track_steps, track_worlds
 from gmploop.core.handle cimport make_handle, gl_world_mine, GL_FREE_THREADED
-from gmploop.core.waiter cimport Waiter, set_task_hooks
+from gmploop.core.wait cimport Wait, set_task_hooks
+from gmploop.core.waiter cimport Waiter
 
 cdef extern from "tasklist.h" nogil:
     void gl_tasks_add(gl_tasks *, gl_node *)
@@ -582,7 +583,7 @@ cdef int step_from_waiter(Task t) except -1:
 
 # -- channels and locks (waiter.pyx)
 
-cdef int resume(object who, Waiter w, bint mine) except -1:
+cdef int resume(object who, Wait w, bint mine) except -1:
     cdef Task t
     t = <Task>who
     if not mine or not t.direct():
@@ -591,7 +592,7 @@ cdef int resume(object who, Waiter w, bint mine) except -1:
     return (<G>t.loop).push_entry(<size_t><PyObject *>t | 2) == 0
 
 
-cdef int step_waiting(object task, Waiter w) except -1:
+cdef int step_waiting(object task, Wait w) except -1:
     return wake(<Task>task, w)
 
 

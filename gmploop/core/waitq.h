@@ -26,7 +26,7 @@
  * So an arrival sees either a partner or a reason to wait, and whoever takes that reason away looks at the queue in the
  * same locked section.
  *
- * Lock order: the list of all objects (waiter.pyx), then objects by ascending address. In a locked section no reference is
+ * Lock order: the list of all objects (shared.pyx), then objects by ascending address. In a locked section no reference is
  * dropped, nothing of Python is called and nothing blocks: those who were decided are collected in a chain (`link`,
  * written once in a node's life) and woken after the unlock. With the GIL no section is ever met locked.
  */
@@ -48,8 +48,7 @@ struct gl_wnode {
     gl_wnode *next, *prev;
     gl_waitq *q;            /* the queue that it stands in, or NULL */
     gl_wnode *link;          /* the next of a chain of decided nodes */
-    int *state;             /* the wait's word */
-    void *owner;            /* the wait itself; each queue that the node stands in holds a reference */
+    int *state;             /* the wait's word, a field of its object; each queue that it stands in holds a reference */
     void *item;             /* what a sender brings until it is taken; what a receiver was given. A reference */
     uint64_t seq;           /* under which the item was given */
     unsigned index;         /* of the case in a select */

@@ -18,8 +18,8 @@
 typedef struct {
     unsigned long owner;
     gl_spinlock lock;
-    int debug;
-    int timers_due;         /* a timer was set whose deadline had already come: look at the heap on the next turn */
+    unsigned char debug;
+    unsigned char timers_due;   /* a timer was set whose deadline had already come: look at the heap on the next turn */
     gl_timers timers;
 } gl_world;
 

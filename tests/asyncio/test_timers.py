@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import resource
 import sys
 import time
 
@@ -146,6 +147,26 @@ def test_no_way_of_waiting_ends_early(run, loop, earliness, way):
             await SLEEPERS[way](delay)
             assert loop.time() >= start + delay - earliness
     run(main())
+
+
+@pytest.mark.skipif(not hasattr(resource, "RUSAGE_THREAD"), reason="no such count here")
+@pytest.mark.gmploop_only           # stock wakes up once in a millisecond and lets them be late
+def test_a_crowd_of_timers_does_not_wake_the_loop_for_each(loop):
+    """A thousand within 20 ms: some hundred wake-ups, and so none is late by much, and none early."""
+    late = []
+
+    def fired(deadline):
+        late.append(loop.time() - deadline)
+        if len(late) == 1000:
+            loop.stop()
+
+    start = loop.time() + 0.005
+    for i in range(1000):
+        loop.call_at(start + i * 20e-6, fired, start + i * 20e-6)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    loop.run_forever()
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before < 140
+    assert min(late) >= 0 and sorted(late)[500] < 0.05
 
 
 def test_timers_are_not_late_when_the_loop_is_free(run, loop):

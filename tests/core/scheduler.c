@@ -74,6 +74,7 @@ static void execute(gl_m *mp, gl_g *gp) {
     gl_store_relaxed(&mp->p->schedtick, mp->p->schedtick + 1);
     gl_store_relaxed(&mp->turns, mp->turns + 1);
     gl_share(&sched, mp->p);
+    gl_store_relaxed(&mp->p->keep, mp->p->schedtick & 64 ? GL_RUNQ_CAP : 0);        /* at times others get nothing */
     gl_store_relaxed(&mp->preempt, 0);
     gl_leave(mp, mp->p);
     turn(w, mp);
@@ -197,6 +198,42 @@ static void test_tables(void) {
     for (int i = 0; i < M_STATES; i++) CHECK(!gl_m_legal[i][i] && !gl_m_legal[M_DEAD][i] && !gl_m_legal[i][M_NEW]);
 }
 
+/* Eight times four turns, `died` of which were a world's last. */
+static void turns(gl_p *pp, int64_t each_ns, uint32_t died) {
+    for (int i = 0; i < 8; i++) {
+        pp->deaths += died;
+        gl_measure(&sched, pp, pp->tick_ns + 4 * each_ns);
+        pp->seen_deaths = pp->deaths;
+    }
+}
+
+static void test_dying(void) {
+    static gl_g gs[GL_RUNQ_CAP];
+    gl_m m = { .sched = &sched, .id = 1 };
+    gl_batch over = { 0 };
+    begin(2);
+    gl_p *pp = sched.allp[0];
+    pp->status = gl_status(P_INCALL, &m);
+    pp->tick_ns = 1, pp->mean_ns = 500;
+    turns(pp, 500, 3);
+    CHECK(pp->keep == 200);
+    gl_runq_put(&pp->q, &gs[0], 0, &over);
+    CHECK(!gl_offered(pp));
+    turns(pp, 500, 0);
+    CHECK(gl_offered(pp) == 1);                 /* they live on */
+    turns(pp, 20000, 3);
+    CHECK(gl_offered(pp) == 1);                 /* long turns */
+    turns(pp, 500, 1);
+    CHECK(!gl_offered(pp));                     /* one in four */
+    gl_measure(&sched, pp, pp->tick_ns + 100000);
+    CHECK(!gl_offered(pp));                     /* one long turn */
+    pp->status = P_IDLE;
+    CHECK(gl_offered(pp) == 1);                 /* nobody holds it */
+    pp->status = gl_status(P_INCALL, &m);
+    for (uint32_t i = 1; i < 201; i++) gl_runq_put(&pp->q, &gs[i], 0, &over);
+    CHECK(gl_offered(pp) == 201);               /* so many that it pays */
+}
+
 static void test_illegal_p(void) {
     gl_p p = { .status = P_IDLE };
     gl_p_set(&p, P_INCALL);
@@ -210,7 +247,7 @@ static void test_illegal_m(void) {
 int main(int argc, char **argv) {
     const check_test tests[] = { { "one_proc", test_one_proc }, { "two_procs", test_two_procs },
                                  { "eight_procs", test_eight_procs }, { "changing_procs", test_changing_procs },
-                                 { "tables", test_tables }, { "illegal_p", test_illegal_p },
+                                 { "tables", test_tables }, { "dying", test_dying }, { "illegal_p", test_illegal_p },
                                  { "illegal_m", test_illegal_m }, { 0 } };
     return check_main(argc, argv, tests);
 }

@@ -15,6 +15,10 @@ def test_no_post_and_no_wake_up_is_lost(c_test, test, build):
     assert "blocked turns" in c_test("scheduler", test, build)
 
 
+def test_what_dies_at_once_is_left_to_its_p(c_test):
+    c_test("scheduler", "dying")
+
+
 def test_the_tables_of_transitions(c_test):
     c_test("scheduler", "tables")
 

@@ -14,7 +14,7 @@ import gmploop
 import pytest
 from gmploop import (
     Channel, ChannelClosed, Event, Mutex, Once, RWMutex, Semaphore, WaitGroup, select, select_blocking)
-from gmploop.core import waiter
+from gmploop.core import waits
 from support import LOOPS, child_output, wait_until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("threads_take_turns_often")]
@@ -520,13 +520,13 @@ def test_each_world_counts_its_waits(in_thread):
         tasks = [asyncio.ensure_future(coro) for coro in (channel.recv(), select(channel), mutex.acquire(),
                                                           channel.recv(), channel.recv())]
         await asyncio.sleep(0)
-        assert waiter.waits_in(loop) == 5
+        assert waits.waits_in(loop) == 5
         tasks[3].cancel()
         await asyncio.wait(tasks[3:4])
-        assert waiter.waits_in(loop) == 4
+        assert waits.waits_in(loop) == 4
         in_thread(lambda: (mutex.release(), [channel.send_blocking(number) for number in range(3)]))
         await asyncio.gather(*tasks[:3], tasks[4])
-        assert waiter.waits_in(loop) == 0
+        assert waits.waits_in(loop) == 0
     run_with(gmploop.new_event_loop, main())
 
 

@@ -6,6 +6,7 @@
  * was closed). */
 #include "check.h"
 #include "waitq.h"
+#include <stddef.h>
 
 enum { ACTORS = 5, CASES = 2, ITEMS = 8, DEPTH = 400 };
 
@@ -46,6 +47,8 @@ typedef struct {
     int close;
 } actor;
 
+static actor *actor_of(const gl_wnode *n) { return (actor *)((char *)n->state - offsetof(actor, state)); }
+
 static actor actors[ACTORS];
 static int n_actors, n_items;
 static gl_chan chan[2];
@@ -56,7 +59,7 @@ static actor *add(int op, int n, int item, int cancels) {
     *a = (actor){ .n = n, .cancels = cancels, .sent = item };
     n_items += op == OP_SEND;
     for (int i = 0; i < n; i++) {
-        a->node[i] = (gl_wnode){ .state = &a->state, .owner = a, .index = i, .op = op,
+        a->node[i] = (gl_wnode){ .state = &a->state, .index = i, .op = op,
                                  .item = op == OP_SEND ? (void *)(intptr_t)(item + 1) : NULL };
         a->chan[i] = &chan[i];
     }
@@ -72,7 +75,7 @@ static void received(actor *a, void *item) {
 static void wake_then(actor *a, step then) {
     a->at = a->out.first ? WAKING : then;
     a->after = then;
-    if (a->out.spare) ((actor *)a->out.spare->owner)->refs--;
+    if (a->out.spare) actor_of(a->out.spare)->refs--;
     a->out.spare = NULL;
 }
 
@@ -161,7 +164,7 @@ static void release(actor *a) {
 
 static void wake_one(actor *a) {
     gl_wnode *n = a->out.first;
-    actor *other = n->owner;
+    actor *other = actor_of(n);
     a->out.first = n->link;
     if (!n->link) a->out.last = NULL;
     other->refs--;
@@ -234,7 +237,7 @@ static void check_end(void) {
         gl_chan *ch = &chan[c];
         gl_wnode *live_receiver = ch->recvq.first, *live_sender = ch->sendq.first, *n;
         if (live_receiver) CHECK(gl_chan_len(ch) == 0);
-        if (live_receiver && live_sender) CHECK(live_receiver->owner == live_sender->owner);
+        if (live_receiver && live_sender) CHECK(live_receiver->state == live_sender->state);
         if (live_sender) CHECK(gl_chan_len(ch) >= ch->capacity);
         if (ch->closed) CHECK(!live_receiver && !live_sender);
         for (size_t i = 0; i < gl_ring_len(&ch->buf); i++) where[gl_ring_at(&ch->buf, i) - 1]++;
