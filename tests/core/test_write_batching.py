@@ -420,6 +420,113 @@ def test_what_waits_is_sent_when_the_interpreter_ends(monkeypatch):
         assert received(far) == b"goodbye"
 
 
+# -- sock_sendall()
+
+@contextlib.asynccontextmanager
+async def sock_pair(loop):
+    """A TCP pair whose near end the loop has registered, as after the first sock_recv()."""
+    near, far = tcp_pair()
+    far.send(b"x")
+    assert await asyncio.wait_for(loop.sock_recv(near, 10), 5) == b"x"
+    waiting = asyncio.ensure_future(loop.sock_recv(near, 10))
+    await turns(1)
+    waiting.cancel()
+    await turns(1)
+    with near, far:
+        yield near, far
+
+
+def test_a_sendall_leaves_when_the_turn_ends(patient, run, loop):
+    async def main():
+        async with sock_pair(loop) as (near, far):
+            sending = asyncio.ensure_future(loop.sock_sendall(near, b"one"))
+            loop.call_soon(lambda: seen.append(received(far)))      # in the same turn
+            seen = []
+            assert await sending is None
+            assert seen == [BlockingIOError] and received(far) == b"one"
+            for size in 1, config.BATCH_BYTES, config.BATCH_BYTES + 1:
+                await loop.sock_sendall(near, b"y" * size)
+                assert received(far) == b"y" * size
+    run(main())
+
+
+def test_sendalls_of_one_socket_leave_in_order_and_once(patient, run, loop):
+    async def main():
+        async with sock_pair(loop) as (near, far):
+            tasks = [asyncio.ensure_future(loop.sock_sendall(near, str(n).encode())) for n in range(10)]
+            await asyncio.gather(*tasks)
+            assert received(far) == b"0123456789"
+    run(main())
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_a_sendall_that_ends_early_has_sent_as_without_a_batch(patient, run, loop, end):
+    async def main():
+        async with sock_pair(loop) as (near, far):
+            sending = asyncio.ensure_future(loop.sock_sendall(near, b"one"))
+            loop.call_soon(sending.cancel if end == "cancel" else near.close)
+            loop.call_soon(lambda: others.extend(unix_pair()))      # which may get the number of a socket that is closed
+            others = []
+            assert await result_of_awaiting(sending) is (asyncio.CancelledError if end == "cancel" else None)
+            assert received(far) == b"one"
+            assert end == "cancel" or near.fileno() == -1
+            assert [received(other) for other in others] == [BlockingIOError] * 2
+            for other in others:
+                other.close()
+    run(main())
+
+
+async def result_of_awaiting(task):
+    try:
+        return await task
+    except BaseException as exc:
+        return type(exc)
+
+
+def test_a_sendall_to_who_does_not_read_ends_when_all_is_sent(patient, run, loop):
+    async def main():
+        async with sock_pair(loop) as (near, far):
+            text = random.randbytes(1 << 20)
+            pieces = [text[at:at + 4000] for at in range(0, len(text), 4000)]
+
+            async def send():
+                for piece in pieces:
+                    await loop.sock_sendall(near, piece)
+                near.close()
+            sending = asyncio.ensure_future(send())
+            await turns(2000)
+            got = bytearray()
+            while data := await loop.sock_recv(far, 1 << 16):
+                got += data
+            await sending
+            assert got == text
+    run(main())
+
+
+def test_a_sendall_to_a_broken_connection_raises(patient, run, loop):
+    async def main():
+        async with sock_pair(loop) as (near, far):
+            reset(far)
+            with pytest.raises(ConnectionError):
+                for _ in range(3):
+                    await loop.sock_sendall(near, b"x")
+    run(main())
+
+
+def test_a_transport_made_of_a_socket_whose_sendall_waits(patient, run, loop):
+    async def main():
+        async with sock_pair(loop) as (near, far):
+            sending = asyncio.ensure_future(loop.sock_sendall(near, b"one"))
+            making = asyncio.ensure_future(loop.create_connection(Recorder, sock=near))
+            transport, _ = await making
+            await sending
+            transport.write(b"two")
+            assert await loop.sock_recv(far, 10) in (b"one", b"onetwo")
+            transport.abort()
+            await turns(2)
+    run(main())
+
+
 # -- fork
 
 def test_in_a_forked_child_it_goes_on():
