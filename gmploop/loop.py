@@ -67,7 +67,7 @@ socket_writer.configure(constants._SendfileMode.TRY_NATIVE, batch_max=config.BAT
                         out_max=config.BATCH_TOTAL_BYTES)
 stream.configure(transports.SocketTransport, protocols.BufferedProtocol)
 datagram.configure(transports.DatagramTransport)
-sockop.configure(ssl.SSLSocket, socket.socket, batch_max=config.BATCH_BYTES)
+sockop.configure(ssl.SSLSocket, socket.socket)
 own_tasks.connect()
 runtime.configure(tasks, futures, _base_create_task, socket.socket, _NEVER_EAGER)
 

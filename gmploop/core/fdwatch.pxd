@@ -13,14 +13,9 @@ cdef class FdWatch(Watch):
     cdef PyObject *sock             # identity of the socket that sock_*() calls were made with; NULL once it is gone
     cdef object sock_ref            # weak reference that resets `sock`
     cdef list readers, writers      # futures of sock_*() calls that wait
-    cdef object sending             # the socket, while the batch has data of a sock_sendall(): that keeps it open
-    cdef object sent_fut            # what that call waits for; its result: bytes that were sent, or -errno
     cdef bint drained               # the last sock_recv emptied the socket and no event has come since
     cdef bint hangup
     cdef bint stream                # of a stream socket: a short read means that there is no more
-    cdef int send_later(self, sock, fut) except -1
-    cdef int send_out(self) except -1
-    cdef int sent_out(self, int n) except -1
     cdef int update(self) except -1
     cdef bint socket_closed(self) except -1
     cdef int settle(self) except -1

@@ -7,15 +7,9 @@ FdWatch is one fd's registration for both.
   The registration is bound to the identity of the socket object: another socket object with the same number (the first
   was closed and the number given out again) gets a registration of its own. The identity is a raw pointer that a weak
   reference resets when the socket object dies, so that it can never match a new object at the same address.
-
-Small data of a sock_sendall() may leave with the turn's batch (batch.pyx); the call ends when it was sent. Until then the
-socket object is held as by a file of its makefile(): who closes it does not take the descriptor away.
 """
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from libc.errno cimport errno, EAGAIN
-from gmploop.core.batch cimport GL_PENDING
 from gmploop.core.g cimport call_in
 from gmploop.core.handle cimport gl_load_relaxed, GL_FREE_THREADED
 from gmploop.core.poller cimport EV_IN, EV_PRI, EV_OUT, EV_ERR, EV_HUP, EV_RDHUP, EV_LEVEL
@@ -25,10 +19,6 @@ cdef extern from "pythread.h":
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
-
-cdef extern from "sockets.h":
-    Py_ssize_t send(int, const void *, size_t, int)
-    int FLAGS "(MSG_NOSIGNAL | MSG_DONTWAIT)"
 
 
 @cython.final
@@ -93,43 +83,6 @@ cdef class FdWatch(Watch):
         """After add_/remove_ calls: drop the sock_*() state, whose edges may have been told to the other."""
         self.drained = False
         return self.update()
-
-    cdef int send_later(self, sock, fut) except -1:
-        """The batch has `out`: remember whose it is."""
-        sock._io_refs += 1
-        self.sending, self.sent_fut = sock, fut
-        return 0
-
-    cdef int send_out(self) except -1:
-        """Send now what the batch has."""
-        cdef int n
-        data = self.out
-        if data is None:
-            return 0
-        n = self.poller.take_back(self)
-        if n == GL_PENDING:
-            n = <int>send(self.fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), FLAGS)
-            if n < 0:
-                n = -errno
-        return self.sent_out(n)
-
-    cdef int leave_batch(self) except -1:
-        cdef int n = self.poller.take_back(self)
-        return self.sent_out(n)
-
-    cdef int batch_sent(self, int n) except -1:
-        return self.sent_out(n)
-
-    cdef int sent_out(self, int n) except -1:
-        data, self.out = self.out, None
-        sock, self.sending = self.sending, None
-        fut, self.sent_fut = self.sent_fut, None
-        if sock is None:
-            return 0
-        if not fut.done():
-            fut.set_result(-EAGAIN if n == GL_PENDING else min(n, <int>PyBytes_GET_SIZE(data)))
-        sock._decref_socketios()            # closes it, if that was asked for meanwhile
-        return 0
 
     cdef int on_events(self, uint32_t events) except -1:
         cdef bint readable = events & (EV_IN | EV_PRI | EV_RDHUP | EV_HUP | EV_ERR) != 0

@@ -40,7 +40,6 @@ cdef class Watch:
     cdef int batch_at           # its place in a SendBatch, from 1 on; 0: it has none
     cdef bytes out              # what the SendBatch shall send
     cdef int batch_sent(self, int n) except -1
-    cdef int leave_batch(self) except -1
     cdef int received(self, const char *buf, Py_ssize_t n) except -1
     cdef int receive_ended(self) except -1
     cdef int on_events(self, uint32_t events) except -1

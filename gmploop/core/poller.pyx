@@ -87,11 +87,6 @@ cdef class Watch:
         watch's again."""
         return 0
 
-    cdef int leave_batch(self) except -1:
-        """`out` is not to be sent any more: the poller lets go of the fd."""
-        self.poller.take_back(self)
-        return 0
-
     cdef bint is_transport(self):
         return False
 
@@ -142,7 +137,7 @@ cdef class Poller:
             self.table.append(None)
         old = self.table[w.fd]
         if old is not None and (<Watch>old).batch_at:
-            (<Watch>old).leave_batch()      # the number may be another file's
+            self.take_back(<Watch>old)      # the number is another file's
         self.next_gen += 1
         w.gen = self.next_gen
         w.mask = 0
@@ -154,7 +149,7 @@ cdef class Poller:
         if w.poller is not self:
             return 0
         if w.batch_at:
-            w.leave_batch()                 # the fd may be closed now
+            self.take_back(w)               # the fd may be closed now
         if self.owns(w):
             if w.mask and not self.forked():
                 self.watch(w, 0)

@@ -349,8 +349,8 @@ cdef class UringPoller(EpollPoller):
             self.cancel(self.cancels.pop())
         if not self.epoll_armed:
             self.arm_epoll()
-        if self.batches and self.batch.b.n and self.queue_sends():
-            delay_ns = 0
+        if self.batches and self.batch.b.n:
+            self.queue_sends()
         if self.r.fd < 0:
             return self.sends_done()
         if gl_uring_ready(&self.r):
@@ -368,9 +368,6 @@ cdef class UringPoller(EpollPoller):
         return told
 
     cdef int queue_sends(self) except -1:
-        """Returns whether somebody waits for one of them."""
-        cdef bint awaited = False
-        cdef Watch w
         cdef uint32_t n = self.batch.begin(), i
         cdef gl_sqe *e
         for i in range(n):
@@ -381,12 +378,9 @@ cdef class UringPoller(EpollPoller):
             except OSError:
                 e = NULL
             if e == NULL:
-                self.batch.give_up(i)
-                break
+                return self.batch.give_up(i)
             self.batch.fill(e, i)
-        for w in self.batch.sending:
-            awaited |= w is not None and not w.is_transport()
-        return awaited
+        return 0
 
     cdef int sends_done(self) except -1:
         """After an enter: all sends have been done, unless the kernel was short of memory. What failed has told so, if

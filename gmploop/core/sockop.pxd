@@ -22,7 +22,6 @@ cdef class SockOp(Operation):
     cdef object fn, args            # of system calls: args is the size, or the data; else see above
     cdef Py_buffer view             # of that buffer, from the first step to the end
     cdef bint has_view
-    cdef bint batched               # SENDALL: it waits for the batch to send it
     cdef int kind, fd
     cdef Py_ssize_t n, done
     cdef int begin(self) except -1
@@ -38,8 +37,6 @@ cdef class SockOp(Operation):
     cdef object call(self)
     cdef object callee(self)
     cdef object wait(self)
-    cdef bint put_out(self) except -1
-    cdef int was_sent(self, int n) except -1
     cdef object would_block(self)
     cdef object received(self, Py_ssize_t n, object value)
     cdef object leave(self, object value)

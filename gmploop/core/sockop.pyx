@@ -3,8 +3,7 @@
 
 It tries the call when it is first stepped and ends there if it can; else it waits for readiness on a future and tries
 again when it is resumed, never earlier: a cancelled call has consumed nothing. Leaving by cancellation takes it off the
-watch at once. With write_batching a small sock_sendall() on a connection that has waited before leaves with the turn's
-other writes, and ends when it has been sent: a tenth less CPU with 1,000 connections, a fiftieth with 50.
+watch at once.
 
 Most calls can be done at once, and then the object is what they cost: its memory is kept for the next one (KEPT of them;
 not on free-threaded builds), and of a socket whose class is the socket module's own the system call is made here.
@@ -13,14 +12,14 @@ object's business.
 """
 cimport cython
 from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE, PyBUF_WRITABLE
-from cpython.bytes cimport PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.errno cimport errno, EAGAIN, EBADF, EINTR
 import collections.abc
 import weakref
-from gmploop.core.handle cimport GL_FREE_THREADED, gl_world_mine
+from gmploop.core.handle cimport GL_FREE_THREADED
 from gmploop.core.operation cimport NEW, FLYING, LANDED, ENDED
 from gmploop.core.poller cimport Watch, uint32_t, EV_LEVEL, RBUF
 from gmploop.core.transport cimport address_of, sockaddr, sockaddr_storage, socklen_t, AF_INET, AF_INET6, AF_UNIX
@@ -42,7 +41,9 @@ cdef extern from "address.h":
 
 cdef extern from *:
     """
-    #include "sockets.h"
+    #ifndef MSG_NOSIGNAL
+    #define MSG_NOSIGNAL 0
+    #endif
     /* An exception is set already; tell Cython so. */
     static int raise_current(void) { return -1; }
     static void gl_release(Py_buffer *view) { int error = errno; PyBuffer_Release(view); errno = error; }
@@ -53,7 +54,6 @@ cdef extern from *:
     Py_ssize_t sendto(int, const void *, size_t, int, const sockaddr *, socklen_t)
     int FLAGS "(MSG_NOSIGNAL | MSG_DONTWAIT)"
     int SOCK_STREAM
-    void gl_set_errno(int)
     int raise_current() except -1
     void release_buffer "gl_release"(Py_buffer *)       # leaves errno alone
 
@@ -62,15 +62,12 @@ cdef enum:
 
 # Injected by gmploop.loop.
 cdef type SSLSocket = None
-cdef Py_ssize_t BATCH_MAX = 0
 cdef object fileno = None, family = None        # of the socket module's class: a method and a member
 
 
-def configure(ssl_socket_type, plain_socket_type, *, Py_ssize_t batch_max):
-    """Set the class that sock_*() refuses, the one whose calls may go straight to the kernel, and how many bytes of a
-    sock_sendall() may wait for the end of the turn."""
-    global SSLSocket, fileno, family, BATCH_MAX
-    BATCH_MAX = batch_max
+def configure(ssl_socket_type, plain_socket_type):
+    """Set the class that sock_*() refuses, and the one whose calls may go straight to the kernel."""
+    global SSLSocket, fileno, family
     SSLSocket, fileno, family = ssl_socket_type, plain_socket_type.fileno, plain_socket_type.__base__.family
 
 
@@ -92,12 +89,8 @@ cdef object attempt(SockOp op):
     elif op.state == FLYING:
         if not op.fut.done():
             raise RuntimeError("await wasn't used with future")
-        fut, op.fut = op.fut, None
+        op.fut = None
         op.state = LANDED
-        if op.batched:
-            op.was_sent(fut.result())
-            if op.done == op.n:
-                return op.leave(None)
         if op.sock.fileno() != op.fd:       # closed meanwhile: the number may be somebody else's by now
             raise OSError(EBADF, f"{op.sock!r} was closed while a call waited for it")
     else:
@@ -105,8 +98,6 @@ cdef object attempt(SockOp op):
     if op.kind == OP_RECV:
         return op.recv_bytes()
     if op.kind == OP_SENDALL:
-        if op.poller.batches and op.put_out():
-            return op.fut
         while op.done < op.n:
             n = send(op.fd, <char *>op.view.buf + op.done, op.n - op.done, FLAGS)
             if n < 0:
@@ -322,34 +313,6 @@ cdef class SockOp(Operation):
         self.fut._asyncio_future_blocking = True
         return self.fut
 
-    cdef bint put_out(self) except -1:
-        """Whether the turn's batch sends it. What waits there for the same socket goes first."""
-        cdef Watch known = self.poller.lookup(self.fd)
-        cdef FdWatch w
-        if known is None or not isinstance(known, FdWatch):
-            return False
-        w = <FdWatch>known
-        if w.sock != <PyObject *>self.sock:
-            return False
-        w.send_out()
-        if not (0 < self.n <= BATCH_MAX and w.stream and not self.done and PyBytes_CheckExact(self.args)
-                and gl_world_mine(&self.g.w) and self.poller.send_later(w, self.args)):
-            return False
-        self.w, self.batched, self.state = w, True, FLYING
-        self.fut = self.g.new_future()
-        w.send_later(self.sock, self.fut)
-        self.fut._asyncio_future_blocking = True
-        return True
-
-    cdef int was_sent(self, int n) except -1:
-        self.batched = False
-        if n >= 0:
-            self.done = n
-        elif n != -EAGAIN and n != -EINTR:
-            gl_set_errno(-n)
-            PyErr_SetFromErrno(OSError)
-        return 0
-
     cdef object received(self, Py_ssize_t n, object value):
         if self.w is not None:
             self.w.drained = self.w.stream and 0 < n < self.n and not self.w.hangup
@@ -369,11 +332,6 @@ cdef class SockOp(Operation):
         if self.has_view:
             self.has_view = False
             PyBuffer_Release(&self.view)
-        if self.batched:
-            self.batched = False
-            if self.w.sent_fut is self.fut:
-                self.w.send_out()           # without a batch it had been sent by the first step
-            self.fut = None
         if self.fut is not None:
             waiting = self.w.writers if self.writes() else self.w.readers
             if self.fut in waiting:
@@ -425,7 +383,6 @@ cdef void free_op(PyObject *p) noexcept:
         (<SockOp>p).sock = (<SockOp>p).fn = (<SockOp>p).args = (<SockOp>p).fut = None
         (<SockOp>p).w = None
     (<SockOp>p).state = NEW
-    (<SockOp>p).batched = False
     (<SockOp>p).n = (<SockOp>p).done = 0
     kept[n_kept] = p
     n_kept += 1
