@@ -53,6 +53,7 @@ cdef class SendBatch:
     cdef list sending           # whose that is
     cdef gl_uring r             # for flush(); its fd is -1 where none can be had, and until it is first wanted
     cdef bint refused
+    cdef bint telling           # settle() is under way
     cdef int fork_gen
     cdef bint put(self, Watch w, bytes data, size_t ready) except -1
     cdef int take(self, Watch w) except? -1

@@ -47,6 +47,7 @@ cdef extern from "flusher.h" nogil:
     int INT_MAX, FLAGS "(MSG_NOSIGNAL | MSG_DONTWAIT | MSG_WAITALL)"
 
 cdef enum:
+    FEAT_CQE_SKIP = 1 << 11     # IORING_FEAT_CQE_SKIP, since Linux 5.17
     NOBODY = 0xffffffff         # low half of user_data: what nobody waits for, as in poller_uring.pyx
 
 cdef bint told_refusal = False
@@ -96,6 +97,8 @@ cdef class SendBatch:
     cdef bint put(self, Watch w, bytes data, size_t ready) except -1:
         """Have data sent later, in the place of w.out; False: it is not to wait, or w.out was sent meanwhile."""
         cdef int at, watch = 0
+        if w.batch_at < 0:
+            return False
         if w.batch_at:
             if gl_batch_change(&self.b, w.batch_at - 1, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) != GL_PENDING:
                 return False
@@ -118,20 +121,32 @@ cdef class SendBatch:
     cdef int take(self, Watch w) except? -1:
         """Take w.out back. GL_PENDING: it was not sent; else what sending it gave, as for batch_sent()."""
         cdef int at = w.batch_at - 1
-        if at < 0:
+        if at == -1:
             return GL_PENDING
         w.batch_at = 0
+        if at < 0:                      # one of now: this is called by what a flush() has called
+            at = -2 - at
+            self.sending[at] = None
+            if self.is_pending(at):
+                self.now[at].data = NULL
+            return self.now[at].sent
         self.waiting[at] = None
         return gl_batch_change(&self.b, at, NULL, 0) if self.fork_gen == fork_generation() else INT_MAX
 
     cdef uint32_t begin(self) except? 0:
-        """Make what waits the sends of now; how many these are."""
+        """Make what waits the sends of now; how many these are: none while others are. Nothing that could let other code
+        run is called between taking them and knowing whose they are."""
         cdef Watch w
-        cdef uint32_t n = gl_batch_take(&self.b, &self.now, &self.room)
-        self.waiting, self.sending = [], self.waiting
-        for w in self.sending:
+        cdef list fresh = []
+        cdef uint32_t n, i
+        if self.sending:
+            return 0
+        n = gl_batch_take(&self.b, &self.now, &self.room)
+        self.waiting, self.sending = fresh, self.waiting
+        for i in range(n):
+            w = <Watch>self.sending[i]
             if w is not None:
-                w.batch_at = 0
+                w.batch_at = -1 - <int>i
         return n
 
     cdef bint is_pending(self, uint32_t i):
@@ -182,22 +197,39 @@ cdef class SendBatch:
         return 0
 
     cdef int settle(self) except -1:
-        """All sends have been done: tell the owners."""
+        """All sends have been done: tell the owners. Whatever that calls may take back what was not told yet; it cannot
+        begin another flush."""
         cdef size_t i
         cdef Watch w
-        sending, self.sending = self.sending, []
-        for i in range(len(sending)):
-            w = <Watch>sending[i]
-            if w is not None:
+        cdef object failed = None
+        if self.telling:
+            return 0
+        self.telling = True
+        for i in range(len(self.sending)):
+            w = <Watch>self.sending[i]
+            if w is None:
+                continue
+            self.sending[i] = None
+            w.batch_at = 0
+            try:
                 w.batch_sent(self.now[i].sent)
+            except BaseException as exc:            # the others are told all the same
+                failed = exc if failed is None else failed
+        self.sending = []
+        self.telling = False
+        if failed is not None:
+            raise failed
         return 0
 
     cdef int flush(self) except -1:
-        """Send what waits, now."""
-        cdef uint32_t n = self.begin(), i = 0
+        """Send what waits, now; not while that is under way."""
+        cdef uint32_t n, i = 0
         cdef gl_sqe *e
         cdef gl_cqe c
         cdef int error = 0
+        if self.sending:                # the last one has raised
+            self.settle()
+        n = self.begin()
         if n > 1 and (self.r.fd < 0 or self.fork_gen != fork_generation()):
             self.open()
         while i < n and n > 1 and self.r.fd >= 0 and not error:
@@ -227,7 +259,7 @@ cdef class SendBatch:
         if self.refused:
             return 0
         e = gl_uring_open(&self.r, ENTRIES, 4 * ENTRIES)
-        if e >= 0 and not self.r.has_op[<int>GL_OP_SEND]:
+        if e >= 0 and not (self.r.has_op[<int>GL_OP_SEND] and self.r.features & FEAT_CQE_SKIP):
             gl_uring_free(&self.r)
             e = -ENOSYS
         if e < 0:
@@ -242,7 +274,7 @@ cdef class SendBatch:
     cdef int after_fork(self) except -1:
         """In a child: what waits is the parent's, and so is the ring."""
         cdef Watch w
-        for w in self.waiting:
+        for w in self.sending + self.waiting:
             if w is not None:
                 w.out, w.batch_at = None, 0
         self.waiting, self.sending = [], []
@@ -256,10 +288,9 @@ cdef class SendBatch:
         cdef Watch w
         if self.fork_gen == fork_generation():
             gl_flusher_forget(&gl_the_flusher, &self.b)
-        self.begin()
-        for w in self.sending:
+        for w in self.sending + self.waiting:
             if w is not None:
-                w.out = None
-        self.sending = []
+                w.out, w.batch_at = None, 0
+        self.waiting, self.sending = [], []
         gl_uring_free(&self.r)
         return 0

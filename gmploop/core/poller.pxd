@@ -37,7 +37,7 @@ cdef class Watch:
     cdef bint queued            # stands in the ready ring
     cdef bint rx_wanted         # the owner wants to receive by completions: Poller.receive()
     cdef unsigned char rx       # RX_*: the receive operation that the kernel has
-    cdef int batch_at           # its place in a SendBatch, from 1 on; 0: it has none
+    cdef int batch_at           # its place in a SendBatch, from 1 on; 0: it has none; from -1 down: in what is being sent
     cdef bytes out              # what the SendBatch shall send
     cdef int batch_sent(self, int n) except -1
     cdef int received(self, const char *buf, Py_ssize_t n) except -1

@@ -228,6 +228,7 @@ cdef class Poller:
 
     cdef int poll_broken(self, int64_t delay_ns) except -1:
         """In the place of poll() once it is broken: the same error again, but while the loop may outlive it."""
+        self.flush()
         if gl_monotonic() > self.broken_at:
             self.broken(EBADF)
         if delay_ns:

@@ -343,6 +343,8 @@ cdef class UringPoller(EpollPoller):
 
     cdef int poll(self, int64_t delay_ns) except -1:
         cdef int told
+        if self.batches and self.batch.sending:     # the last poll() has raised in between
+            self.sends_done()
         if self.r.fd < 0:
             self.open_ring()
         while self.cancels:

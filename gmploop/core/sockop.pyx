@@ -368,20 +368,19 @@ cdef destructor dealloc = (<SlotsOfType *>SockOp).tp_dealloc
 
 
 cdef void free_op(PyObject *p) noexcept:
-    """tp_dealloc. What is kept is as a new one is: its fields are None."""
+    """tp_dealloc. What is kept is as a new one is: its fields are None. Dropping them may free others."""
     global n_kept
+    PyObject_GC_UnTrack(p)
     if (<SockOp>p).has_view:
         (<SockOp>p).has_view = False
         PyBuffer_Release(&(<SockOp>p).view)
-    if GL_FREE_THREADED or n_kept == KEPT:
-        dealloc(p)
-        return
-    PyObject_GC_UnTrack(p)
     (<SockOp>p).g = None
     (<SockOp>p).poller = None
-    if (<SockOp>p).state != ENDED:
-        (<SockOp>p).sock = (<SockOp>p).fn = (<SockOp>p).args = (<SockOp>p).fut = None
-        (<SockOp>p).w = None
+    (<SockOp>p).sock = (<SockOp>p).fn = (<SockOp>p).args = (<SockOp>p).fut = None
+    (<SockOp>p).w = None
+    if GL_FREE_THREADED or n_kept >= KEPT:
+        dealloc(p)
+        return
     (<SockOp>p).state = NEW
     (<SockOp>p).n = (<SockOp>p).done = 0
     kept[n_kept] = p

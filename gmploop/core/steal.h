@@ -66,7 +66,11 @@ static inline void gl_share(gl_sched *S, gl_p *pp) {
     uint32_t n;
     int64_t now;
     if (pp->schedtick & 3) return;
-    if (!gl_load_relaxed(&S->npidle) && !gl_load_relaxed(&S->nmspinning)) { pp->tick_ns = 0; return; }
+    if (!gl_load_relaxed(&S->npidle) && !gl_load_relaxed(&S->nmspinning)) {
+        pp->tick_ns = 0;
+        gl_store_relaxed(&pp->keep, 0);         /* what was measured is the past */
+        return;
+    }
     now = gl_now_ns();
     if (pp->tick_ns) {
         gl_measure(S, pp, now);

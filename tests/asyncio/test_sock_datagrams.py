@@ -164,6 +164,22 @@ def test_sendto_can_be_audited(run):
 
 
 @pytest.mark.gmploop_only           # stock warns of each
+def test_calls_that_hold_others_can_be_dropped(loop):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        for _ in range(3):
+            held = [loop.sock_recv(sock, 1) for _ in range(200)]
+            for each in held:
+                each.close()
+            held = loop.sock_sendto(sock, held, ("127.0.0.1", 9))
+            held.close()
+            del held, each
+            more = [loop.sock_recv(sock, 1) for _ in range(1000)]
+            for each in more:
+                each.close()
+
+
+@pytest.mark.gmploop_only            # stock warns
 def test_calls_that_are_not_awaited_let_go_of_everything(loop):
     """Silently, in a cycle or not; so many that most lie where others lay."""
     with bound(socket.AF_INET, ("127.0.0.1", 0)) as sock:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import socket
@@ -220,6 +221,38 @@ def test_a_broken_connection_is_told_and_does_not_hurt_the_others(patient, run, 
             await far.received(1)
             await other_far.received(1)
     run(main())
+
+
+def test_code_that_runs_while_a_batch_is_told_doubles_nothing(patient, run, loop, caplog):
+    """The end of one connection is told (to a log here) before the others know that their data has left."""
+    class Meddler(logging.Handler):
+        def emit(self, record):
+            if not done and "Fatal write error" in record.getMessage():
+                done.append(1)
+                writes.write(b"then")
+                closes.close()
+                aborts.abort()
+
+    done, meddler = [], Meddler()
+
+    async def main():
+        transport, end = await broken(loop)
+        async with many(loop, 3) as (others, fars):
+            nonlocal writes, closes, aborts
+            writes, closes, aborts = others
+            for one in transport, *others:
+                one.write(b"once")
+            await end.lost
+            await turns(3)
+            assert done and [received(far) for far in fars] == [b"oncethen", b"once", b"once"]
+    writes = closes = aborts = None
+    loop.set_debug(True)
+    caplog.set_level(logging.DEBUG, "asyncio")
+    logging.getLogger("asyncio").addHandler(meddler)
+    try:
+        run(main())
+    finally:
+        logging.getLogger("asyncio").removeHandler(meddler)
 
 
 def test_many_connections_more_than_a_ring_carries(patient, run, loop):
