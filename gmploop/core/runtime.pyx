@@ -221,10 +221,13 @@ cdef class LoopCore(G):
         return 0
 
     cdef int leave(self) except -1:
-        self.poller.flush()
-        if not gl_g_cas(&self.s.state, G_RUNNING, G_IDLE):
-            gl_g_set(&self.s.state, G_RUNNABLE)       # there is a post that no turn has seen
-        return self.disown()
+        try:
+            self.poller.flush()
+        finally:
+            if not gl_g_cas(&self.s.state, G_RUNNING, G_IDLE):
+                gl_g_set(&self.s.state, G_RUNNABLE)       # there is a post that no turn has seen
+            self.disown()
+        return 0
 
     def _forked(self):
         """Whether the process has forked since this loop's poller was made."""
