@@ -188,6 +188,8 @@ def child(kind, source, *args, timeout=30, options=(), **kwargs):
     prelude = f"import asyncio, gc, os, signal, socket, sys, threading, time\n" \
               f"{'import gmploop' if kind == 'gmploop' else ''}\nnew_loop = {LOOP_SOURCE[kind]}\n"
     same_gmploop = os.path.dirname(os.path.dirname(gmploop.__file__))
+    if "-E" in options:                 # which has the child ignore PYTHONPATH
+        prelude = f"import sys; sys.path.insert(0, {same_gmploop!r})\n{prelude}"
     return subprocess.run([sys.executable, "-P", *options, "-c", prelude + textwrap.dedent(source), *args],
                           capture_output=True, text=True, timeout=timeout,
                           env={**os.environ, "PYTHONPATH": same_gmploop}, **kwargs)
