@@ -277,20 +277,24 @@ deadlock.find = lambda loop: looks.append(1) or real(loop)
 def switches():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt"))
+def seen():
+    return len(looks), switches()
 def measures():
     while len(looks) < 3:       # this thread may end
         time.sleep(0.01)
-    time.sleep(0.05)
-    before = len(looks), switches()
-    time.sleep(0.3)
-    print(len(looks) - before[0], switches() - before[1])
+    for _ in range(50):         # a look before the goroutine had come to rest began the three anew
+        before = seen()
+        time.sleep(0.3)         # longer than the longest pause between two looks
+        if seen() == before:
+            print("sleeps")
+            break
     jobs.send_nowait(1)
 async def main():
     threading.Thread(target=measures).start()
     await go(receives)
 gmploop.run(main())
 """)
-    assert done.stdout == "0 0\n", done.stderr
+    assert done.stdout == "sleeps\n", done.stderr
 
 
 @pytest.mark.parametrize("lock_main", [True, False])
