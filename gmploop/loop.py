@@ -111,6 +111,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, accepting.AcceptingLoop, run
     False. write_batching: whether small writes of a turn leave together when it ends (Linux).
     """
 
+    _debug_told = None      # injected by gmploop.world: called with slow_callback_duration in debug mode
     _ended_by = None        # an exception with which run_forever() shall end
     _files = None           # what gmploop.fs does its work with, once it was used
     _tls_buffer = None      # what TLS connections read into, once there is one
@@ -141,6 +142,11 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, accepting.AcceptingLoop, run
             self._use_own_clock()
         elif name == "call_soon":
             self._use_own_call_soon()
+
+    def set_debug(self, enabled):
+        super().set_debug(enabled)
+        if enabled and self._debug_told is not None:
+            self._debug_told(self.slow_callback_duration)
 
     # -- running and closing
 

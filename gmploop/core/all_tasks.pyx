@@ -19,6 +19,7 @@ cdef extern from "tasklist.h" nogil:
 
 cdef extern from "atomics.h" nogil:
     gl_own_tasks *load_tasks "gl_load_acquire"(gl_own_tasks **)
+    PyObject *load_object "gl_load_acquire"(PyObject **)
 
 cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(PyObject *)
@@ -132,6 +133,19 @@ def unfinished_of(G loop):
     cdef gl_own_tasks *tasks = load_tasks(&loop.tasks)
     cdef int r = gather_list(&tasks.list, &f) if tasks != NULL else 0
     return strong(&f, r)
+
+
+def running_of(G loop):
+    """The task of ours whose step runs in a loop, as far as that can be said of another thread's; the loop itself stands
+    for the root coroutine of a goroutine that has no task; None: neither. From any thread."""
+    cdef PyObject *current = load_object(&loop.current)
+    if current == <PyObject *>loop:
+        return loop
+    if current != NULL:
+        for task in unfinished_of(loop):
+            if <PyObject *>task == current:
+                return task
+    return None
 
 
 cdef Task probe = Task.__new__(Task)

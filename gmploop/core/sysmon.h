@@ -15,20 +15,25 @@
 #ifndef GMPLOOP_SYSMON_H
 #define GMPLOOP_SYSMON_H
 
-#include "scheduler.h"
+#include "schedtrace.h"
 
 enum { GL_ORPHANS = 256 };
 enum { NAPS_AT_MIN = 50 };          /* Go's */
 
-typedef struct { gl_m *mp; uint32_t turn; int64_t since_ns; int reported; } gl_orphan;
+typedef struct { gl_m *mp; uint32_t turn; int64_t since_ns; int counted; } gl_orphan;
+
+/* When the turn of an M is to be told of: by sysmon; and by who looks into it and finds that it is too early. */
+typedef struct { uint32_t turn; int64_t at_ns; } gl_offer;
 
 typedef struct {
     int64_t retake_ns, poll_ns, queue_ns, stall_ns;     /* 0 switches a duty off */
     int64_t nap_min_ns, nap_max_ns, trace_ns;
     int observe;                        /* report, but take nothing away */
-    int detail;                         /* schedtrace with the lines of P and M */
+    int detail;                         /* schedtrace with the lines of P, M and G */
     int one_computing;
-    void (*on_stall)(gl_m *mp, int64_t ns);
+    int64_t tell_ns;                    /* 0: nobody wants to be told. Any thread */
+    int (*tell)(gl_m *mp, uint32_t turn, int64_t ns);   /* 0: not now */
+    gl_offer offers[GL_MAX_M];
     int64_t start_ns, traced_ns;
     gl_orphan orphans[GL_ORPHANS];
     int n_orphans;
@@ -55,15 +60,33 @@ static int gl_computing(const gl_m *mp) {
 
 static inline int gl_goes_on(const gl_orphan *o) { return gl_load_relaxed(&o->mp->turns) == o->turn; }
 
-static void gl_check_orphans(gl_watch *w, int64_t now) {
+/* A turn of mp has taken so long. */
+static void gl_stall(gl_sched *S, gl_watch *w, gl_m *mp, uint32_t turn, int64_t ran, int *counted) {
+    gl_offer *offer = &w->offers[mp->id - 1];
+    int64_t tell_ns = gl_load_relaxed(&w->tell_ns), at;
+    if (w->stall_ns && !*counted && ran >= w->stall_ns) {
+        *counted = 1;
+        GL_SUM(S->stalls, 1);
+    }
+    if (!tell_ns || ran < tell_ns) return;
+    if (offer->turn != turn) {
+        offer->turn = turn;
+        gl_store_relaxed(&offer->at_ns, tell_ns);
+    }
+    at = gl_load_relaxed(&offer->at_ns);
+    if (ran < at) return;
+    gl_store_relaxed(&offer->at_ns, GL_NEVER);
+    if (!w->tell(mp, turn, ran)) gl_store_relaxed(&offer->at_ns, at);
+}
+
+static void gl_check_orphans(gl_sched *S, gl_watch *w, int64_t now) {
     for (int i = 0; i < w->n_orphans; i++) {
         gl_orphan *o = &w->orphans[i];
         if (!gl_goes_on(o)) {
             *o = w->orphans[--w->n_orphans];
             i--;
-        } else if (w->stall_ns && !o->reported && now - o->since_ns >= w->stall_ns) {
-            o->reported = 1;
-            w->on_stall(o->mp, now - o->since_ns);
+        } else {
+            gl_stall(S, w, o->mp, o->turn, now - o->since_ns, &o->counted);
         }
     }
 }
@@ -101,50 +124,18 @@ static int gl_watch_p(gl_sched *S, gl_watch *w, gl_p *pp, int64_t now, int64_t *
         done = 1;
     }
     gl_m *mp = gl_load_acquire(&S->allm[(status >> 3) - 1]);
-    if (w->stall_ns && !pp->stalled && ran >= w->stall_ns) {
-        pp->stalled = 1;
-        w->on_stall(mp, ran);
-    }
+    uint32_t turn = gl_load_relaxed(&mp->turns);
+    gl_stall(S, w, mp, turn, ran, &pp->stalled);
     if (!w->retake_ns || w->observe) return done;
     if (ran < w->retake_ns) {
         if (pp->seen_ns + w->retake_ns < *deadline) *deadline = pp->seen_ns + w->retake_ns;
         return done;
     }
-    uint32_t turn = gl_load_relaxed(&mp->turns);
     if (!gl_wanted(S, pp) || !gl_may_leave_alone(w, mp) || !gl_retake(S, pp, status)) return done;
     w->orphans[w->n_orphans++] = (gl_orphan){ mp, turn, pp->seen_ns, pp->stalled };
     GL_SUM(S->retakes, 1);
     gl_handoff(S, pp);
     return 1;
-}
-
-static void gl_trace(gl_sched *S, gl_watch *w, int64_t now) {
-    static const char *p_names[] = { "idle", "running", "incall", "dead" };
-    static const char *m_names[] = { "new", "running", "spinning", "parked", "polling", "orphan", "dead" };
-    char line[4096];
-    int at, n = gl_load_acquire(&S->procs);
-    pthread_mutex_lock(&S->lock);
-    at = snprintf(line, sizeof line, "SCHED %lldms: gomaxprocs=%d idleprocs=%d threads=%d spinningthreads=%d "
-                  "needspinning=%d idlethreads=%d runqueue=%zu [", (long long)((now - w->start_ns) / 1000000), n,
-                  S->npidle, S->nmlive + 1, S->nmspinning, S->needspinning, S->nmidle, S->qsize);
-    for (int i = 0; i < n && at < (int)sizeof line - 16; i++)
-        at += snprintf(line + at, sizeof line - (size_t)at, i ? " %u" : "%u", S->allp[i]->q.tail - S->allp[i]->q.head);
-    at += snprintf(line + at, sizeof line - (size_t)at, "]\n");
-    for (int i = 0; w->detail && i < n && at < (int)sizeof line - 160; i++) {
-        gl_p *pp = S->allp[i];
-        at += snprintf(line + at, sizeof line - (size_t)at,
-                       "  P%d: status=%s schedtick=%u m=%d runqsize=%u timerslen=%u\n", i, p_names[pp->status & 7],
-                       pp->schedtick, (pp->status >> 3) - 1, gl_runq_len(&pp->q), pp->timers.n);
-    }
-    for (int i = 0; w->detail && i < S->nm && at < (int)sizeof line - 160; i++) {
-        gl_m *mp = S->allm[i];
-        if (mp->state != M_DEAD)
-            at += snprintf(line + at, sizeof line - (size_t)at,
-                           "  M%d: status=%s p=%d curg=%p spinning=%d blocked=%d lockedg=%p\n", i, m_names[mp->state],
-                           mp->p ? mp->p->id : -1, (void *)mp->curg, mp->spinning, mp->blocked, (void *)mp->lockedg);
-    }
-    pthread_mutex_unlock(&S->lock);
-    fwrite(line, 1, (size_t)at, stderr);
 }
 
 /* One look. Returns whether something was done. */
@@ -153,10 +144,10 @@ static int gl_look(gl_sched *S, gl_watch *w, int64_t *deadline) {
     int done = 0;
     for (int i = 0, n = gl_load_acquire(&S->nallp); i < n; i++)
         done |= gl_watch_p(S, w, S->allp[i], now, deadline);
-    gl_check_orphans(w, now);
+    gl_check_orphans(S, w, now);
     if (w->trace_ns && now - w->traced_ns >= w->trace_ns) {
         w->traced_ns = now;
-        gl_trace(S, w, now);
+        gl_trace(S, w->detail, now - w->start_ns);
     }
     if (gl_refused(S, now)) return done;
     if (w->poll_ns && gl_load_relaxed(&S->watchers) && !gl_load_relaxed(&S->polling)

@@ -111,8 +111,6 @@ static int start_thread(gl_m *mp) {
     return 0;
 }
 
-static void on_stall(gl_m *mp, int64_t ns) { (void)mp; (void)ns; }
-
 static void *sysmon_thread(void *arg) {
     (void)arg;
     gl_sysmon_run(&sched, &watch);
@@ -140,7 +138,6 @@ static void begin(int procs) {
     watch.stall_ns = 2000000;
     watch.nap_min_ns = 20000;
     watch.nap_max_ns = 500000;
-    watch.on_stall = on_stall;
     for (int i = 0; i < GS; i++) worlds[i].g.tpos = -1;
     CHECK(gl_set_procs(&sched, procs) == 0);
 }
@@ -148,7 +145,7 @@ static void begin(int procs) {
 static void await_taken(long posted) {
     for (int i = 0; __atomic_load_n(&taken, __ATOMIC_ACQUIRE) != posted; i++) {
         if (i == 20000) {
-            gl_trace(&sched, &watch, gl_now_ns());
+            gl_trace(&sched, 1, 0);
             fprintf(stderr, "lost wake-up: %ld of %ld\n", taken, posted);
             exit(1);
         }
@@ -160,7 +157,6 @@ static void stress(int procs, int change) {
     pthread_t threads[POSTERS], monitor;
     long posted = POSTS / POSTERS * POSTERS;
     begin(procs);
-    watch.detail = 1;
     chain = POSTS / 4;
     CHECK(!pthread_create(&monitor, NULL, sysmon_thread, NULL));
     for (intptr_t i = 0; i < POSTERS; i++) CHECK(!pthread_create(&threads[i], NULL, poster, (void *)i));

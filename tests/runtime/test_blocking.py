@@ -1,13 +1,14 @@
 """A callback that blocks delays its own goroutine only; sysmon sees to that, and tells of it."""
 
 import asyncio
-import logging
+import re
+import textwrap
 import threading
 import time
 
 import gmploop
 import pytest
-from gmploop import go
+from gmploop import config, go
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -164,22 +165,174 @@ def test_bad_numbers_of_procs_are_refused(bad, error):
             coro.close()
 
 
-def test_a_stall_is_counted_and_told_with_the_stack_in_debug_mode(program):
-    done = program("""
-        import asyncio, logging, time
-        import gmploop
-        logging.basicConfig()
+STALLS = """
+import asyncio, logging, time
+import gmploop
+logging.basicConfig()
 
-        def culprit():
-            time.sleep(0.4)
+def culprit(seconds=0.4):
+    time.sleep(seconds)
+
+async def inner():
+    culprit()
+
+async def root():
+    await asyncio.create_task(inner(), name="the sleeper")
+
+def run(main, **options):
+    gmploop.run(main, **options)
+    print(gmploop.stats()["stalls"])
+"""
+TOLD = "A callback has run for"
+
+
+def stalls(program, main, **env):
+    done = program(STALLS + textwrap.dedent(main), **env)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout), done.stderr
+
+
+@pytest.mark.parametrize("main, env", [
+    ("run(main())", {"PYTHONASYNCIODEBUG": "1"}), ("run(main())", {"GMPLOOP_DEBUG": "asyncio=1"}),
+    ("run(main(), debug=True)", {}), ("run(main(), debug=True, lock_main=False)", {})])
+def test_a_stall_is_counted_and_told_with_its_task_and_the_stack_in_debug_mode(program, main, env):
+    counted, told = stalls(program, f"""
+        async def main():
+            await gmploop.go(root, name="home")
+        {main}
+    """, **env)
+    assert counted == 1 and told.count(TOLD) == 1 and "in culprit" in told
+    assert "in goroutine 'home', task 'the sleeper', inner:" in told
+
+
+def test_a_stall_of_a_root_coroutine_is_told_with_its_name(program):
+    counted, told = stalls(program, """
+        async def body():
+            await asyncio.sleep(0.001)
+            culprit()
 
         async def main():
-            await gmploop.go(culprit)
-            print(gmploop.stats()["stalls"])
-        gmploop.run(main())
-    """, PYTHONASYNCIODEBUG="1")
-    assert done.returncode == 0 and done.stdout == "1\n"
-    assert done.stderr.count("A callback has run for") == 1 and "in culprit" in done.stderr
+            await asyncio.gather(gmploop.go(body, name="a coroutine"), gmploop.go(culprit, name="a function"))
+        run(main(), debug=True)
+    """)
+    assert counted == told.count(TOLD) == 2
+    assert re.search(r"in goroutine 'a coroutine'.*, body:", told)
+    assert re.search(r"in goroutine 'a function'.*, culprit:", told)
+
+
+@pytest.mark.parametrize("body", [
+    "await gmploop.go(in_debug_mode)",
+    "late = gmploop.go(root); asyncio.get_running_loop().set_debug(True); await late"])
+def test_debug_mode_of_the_goroutine_s_loop_or_of_main_s_is_enough(program, body):
+    counted, told = stalls(program, f"""
+        async def in_debug_mode():
+            asyncio.get_running_loop().set_debug(True)
+            await root()
+
+        async def main():
+            {body}
+        run(main())
+    """)
+    assert counted == told.count(TOLD) == 1
+
+
+def test_without_debug_mode_stalls_are_counted_only(program):
+    assert stalls(program, """
+        async def main():
+            await gmploop.go(root)
+        run(main())
+    """) == (1, "")
+
+
+def test_the_loop_s_slow_callback_duration_says_from_when_a_stall_is_told(program):
+    main = """
+        async def main():
+            asyncio.get_running_loop().slow_callback_duration = %s
+            await gmploop.go(root)
+        run(main(), debug=True)
+    """
+    counted, told = stalls(program, main % 0.02, GMPLOOP_DEBUG="retake_ms=0")
+    assert counted == told.count(TOLD) == 1 and float(re.search(TOLD + r" ([0-9.]+)", told)[1]) < 0.1
+    counted, told = stalls(program, main % 0.3)
+    assert counted == told.count(TOLD) == 1 and float(re.search(TOLD + r" ([0-9.]+)", told)[1]) >= 0.3
+    counted, told = stalls(program, main % 30)
+    assert (counted, told.count(TOLD)) == (1, 0)
+    counted, told = stalls(program, main % 30, GMPLOOP_DEBUG="stall_ms=50")
+    assert counted == told.count(TOLD) == 1
+
+
+def test_stalls_at_once_are_all_told(program):
+    counted, told = stalls(program, """
+        async def main():
+            await asyncio.gather(*[gmploop.go(culprit, 1, name=f"number {i}") for i in range(5)])
+        run(main(), debug=True)
+    """)
+    assert counted == told.count(TOLD) == 5
+    assert all(f"'number {i}'" in told for i in range(5))
+
+
+HOLDS = """
+import asyncio, ctypes, time
+import gmploop
+hold = ctypes.PyDLL(None).usleep                # keeps the GIL
+
+async def main():
+    blocks, late = gmploop.go(hold, 600_000), gmploop.go(int)
+    await asyncio.gather(blocks, late)
+    stats = gmploop.stats()
+    print(stats["stalls"], stats["retakes"])
+gmploop.run(main(), procs=1)
+"""
+
+
+@pytest.mark.skipif(not config.gil_enabled(), reason="there is no GIL to hold")
+@pytest.mark.parametrize("env", [{}, {"PYTHONASYNCIODEBUG": "1"}])
+def test_sysmon_needs_no_gil_to_watch(program, env):
+    """The stall comes before the P is taken: to tell of it must not keep sysmon from that."""
+    done = program(HOLDS, GMPLOOP_DEBUG="stall_ms=50,retake_ms=200", **env)
+    assert (done.returncode, done.stdout) == (0, "1 1\n"), done.stderr
+
+
+NOBODY_LOOKS = """
+import asyncio, socket, sys, threading
+import gmploop
+near, far = socket.socketpair()
+over = threading.Event()
+patience = float(sys.argv[1])
+
+def block():
+    gmploop.set_procs(2)                        # an idle P, and no other thread yet that could look
+    far.send(b"x")
+    print(over.wait(patience))
+
+async def reads():
+    loop = asyncio.get_running_loop()
+    loop.add_reader(near, over.set)
+    blocks = gmploop.go(block)
+    await blocks
+    loop.remove_reader(near)
+
+async def sleeps():
+    asyncio.get_running_loop().call_later(0.001, over.set)
+    await gmploop.go(block)
+
+async def main():
+    await gmploop.go(globals()[sys.argv[2]])
+    print(gmploop.stats()["late_polls"] > 0)
+gmploop.run(main(), procs=1)
+"""
+
+
+@pytest.mark.parametrize("body, duty, others", [
+    ("reads", "latepoll_ms=10", "queue_ms=0"), ("sleeps", "queue_ms=1", "latepoll_ms=0")])
+def test_what_nobody_looks_for_sysmon_has_looked_for(program, body, duty, others):
+    """A descriptor that is ready, a timer that is overdue, behind a callback that blocks until they are served."""
+    def ends(settings, patience):
+        done = program(f"import sys; sys.argv[1:] = '{patience}', '{body}'\n" + NOBODY_LOOKS, GMPLOOP_DEBUG=settings)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+    assert ends(f"retake_ms=0,{others},{duty}", 20) == ["True", str(body == "reads")]
+    assert ends(f"retake_ms=0,{others},{duty.partition('=')[0]}=0", 0.3) == ["False", "False"]
 
 
 def test_observe_takes_no_p_away(program):
@@ -233,20 +386,44 @@ def test_without_duties_there_is_no_sysmon_and_with_long_naps_it_looks_seldom(pr
     assert int(looks("retake_ms=0,nap_ms=200")) < int(looks("retake_ms=0")) / 2
 
 
-def test_schedtrace_prints_go_s_line(program):
+def test_schedtrace_prints_go_s_lines(program):
+    done = program("""
+        import asyncio, time
+        import gmploop
+
+        async def locked():
+            gmploop.lock_os_thread()
+            print(id(asyncio.get_running_loop()))
+            time.sleep(0.2)
+
+        async def main():
+            sleeper = gmploop.go(asyncio.sleep, 0.2)
+            print(id(sleeper.get_loop()))
+            await asyncio.gather(sleeper, gmploop.go(locked))
+        gmploop.run(main(), procs=2)
+    """, GMPLOOP_DEBUG="schedtrace=20,scheddetail=1")
+    assert done.returncode == 0
+    sleeps, runs = done.stdout.split()
+    assert re.search(r"^SCHED \d+ms: gomaxprocs=2 idleprocs=\d+ threads=\d+ spinningthreads=\d+ needspinning=[01] "
+                     r"idlethreads=\d+ runqueue=\d+ \[\d+ \d+\]$", done.stderr, re.MULTILINE)
+    assert "  P0: status=" in done.stderr and "  M0: " in done.stderr
+    assert re.search(rf"^  G0x[0-9a-f]+: status=idle m=-1 lockedm=-1 loop={sleeps}$", done.stderr, re.MULTILINE)
+    running = re.search(rf"^  G(0x[0-9a-f]+): status=running m=(\d+) lockedm=\2 loop={runs}$", done.stderr, re.MULTILINE)
+    assert re.search(rf"^  M{running[2]}: .* curg={running[1]} .* lockedg={running[1]}$", done.stderr, re.MULTILINE)
+
+
+def test_schedtrace_says_how_many_goroutines_it_leaves_out(program):
     done = program("""
         import asyncio
         import gmploop
 
         async def main():
-            await gmploop.go(asyncio.sleep, 0.2)
+            await asyncio.gather(*[gmploop.go(asyncio.sleep, 0.5) for _ in range(1000)])
         gmploop.run(main(), procs=2)
     """, GMPLOOP_DEBUG="schedtrace=20,scheddetail=1")
     assert done.returncode == 0
-    line = next(line for line in done.stderr.splitlines() if line.startswith("SCHED "))
-    for word in ("gomaxprocs=2", "idleprocs=", "threads=", "spinningthreads=", "idlethreads=", "runqueue="):
-        assert word in line
-    assert "  P0: status=" in done.stderr and "  M0: " in done.stderr
+    block = next(block for block in done.stderr.split("SCHED ") if "  and 488 more Gs\n" in block)
+    assert block.count("\n  G0x") == 512
 
 
 def test_dump_shows_goroutines_and_threads(run):
