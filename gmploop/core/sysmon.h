@@ -3,7 +3,8 @@
  * Each look: (a) a P whose callback has run `retake_ns` is taken from its M and handed to another, if somebody waits for
  * it: the callback goes on alone; (b) when nobody has polled for `poll_ns`, an M is woken to; (c) so too for a queue
  * that has waited `queue_ns` behind a callback, and for timers that are overdue; (d) a callback that runs `stall_ns` is
- * reported, once. Times count from the first look that saw the callback, at most one nap after it began.
+ * counted, once, and one that runs `tell_ns` is offered to `tell`, which has another thread look into it and waits for
+ * nobody. Times count from the first look that saw the callback, at most one nap after it began.
  *
  * Naps: `nap_min_ns` while something is done, doubling after 50 naps without (after a park at once), up to `nap_max_ns`,
  * not past the next retake unless a nap is longer anyway. While all Ps are idle it sleeps until somebody takes one

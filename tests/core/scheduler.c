@@ -230,6 +230,26 @@ static void test_dying(void) {
     CHECK(gl_offered(pp) == 201);               /* so many that it pays */
 }
 
+/* Two Gs that are always there again: the one in the global queue has its turn by the 61st tick. */
+static void test_global_turn(void) {
+    static gl_g local[2], global;
+    gl_m m = { .sched = &sched, .id = 1 };
+    gl_batch none = { 0 }, one = { 0 };
+    begin(1);
+    gl_p *pp = m.p = sched.allp[0];
+    for (int i = 0; i < 2; i++) gl_runq_put(&pp->q, &local[i], 0, &none);
+    gl_batch_add(&one, &global);
+    gl_q_put(&sched, &one);
+    for (int ticks = 1;; ticks++) {
+        pp->schedtick++;
+        gl_g *gp = gl_next(&sched, &m);
+        if (gp == &global) break;
+        CHECK(ticks < 61 && (gp == &local[0] || gp == &local[1]));
+        gl_runq_put(&pp->q, gp, 0, &none);
+    }
+    CHECK(!sched.qsize && gl_runq_len(&pp->q) == 2 && pp->n.from_global == 1);
+}
+
 static void test_illegal_p(void) {
     gl_p p = { .status = P_IDLE };
     gl_p_set(&p, P_INCALL);
@@ -243,7 +263,8 @@ static void test_illegal_m(void) {
 int main(int argc, char **argv) {
     const check_test tests[] = { { "one_proc", test_one_proc }, { "two_procs", test_two_procs },
                                  { "eight_procs", test_eight_procs }, { "changing_procs", test_changing_procs },
-                                 { "tables", test_tables }, { "dying", test_dying }, { "illegal_p", test_illegal_p },
+                                 { "tables", test_tables }, { "dying", test_dying },
+                                 { "global_turn", test_global_turn }, { "illegal_p", test_illegal_p },
                                  { "illegal_m", test_illegal_m }, { 0 } };
     return check_main(argc, argv, tests);
 }

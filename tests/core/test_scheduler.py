@@ -19,6 +19,10 @@ def test_what_dies_at_once_is_left_to_its_p(c_test):
     c_test("scheduler", "dying")
 
 
+def test_the_global_queue_has_a_turn_beside_a_ring_that_never_empties(c_test):
+    c_test("scheduler", "global_turn")
+
+
 def test_the_tables_of_transitions(c_test):
     c_test("scheduler", "tables")
 
