@@ -7,8 +7,7 @@ once than there are cores, nothing helps.
 """
 import os
 import sys
-from cpython.object cimport PyObject
-from gmploop.core.g cimport G, gl_g
+from gmploop.core.g cimport gl_g
 from gmploop.core.handle cimport gl_lock, gl_unlock
 from gmploop.core.sched cimport sched, gl_m, gl_sched, gl_now_ns, int64_t, uint32_t
 
