@@ -53,7 +53,7 @@ cdef extern from "flusher.h" nogil:
     uint32_t gl_writes_take(gl_writes *, gl_send **, uint32_t *)
     void gl_send_now(gl_send *)
     void gl_send_fill(gl_sqe *, gl_send *, uint64_t)
-    void gl_sends_do(gl_uring *, gl_send *, uint32_t)
+    int gl_sends_do(gl_uring *, gl_send *, uint32_t)
 
 cdef extern from "atomics.h" nogil:
     uint32_t gl_fetch_or_acq_rel(uint32_t *, uint32_t)
@@ -378,17 +378,19 @@ cdef class SharedBatch:
     cdef bint put(self, Watch w, bytes data, size_t ready) except -1:
         """Have data sent later, in the place of w.out, which no batch has; False: it is not to wait."""
         cdef int at, watch = 0
+        cdef bytes before = w.out
         if self.b.n >= ENTRIES or ready < MIN_READY and not self.b.n:
             return False
         self.waiting.append(w)
         w.out, w.batch_at = data, <int>PyBytes_GET_SIZE(data)
         at = gl_writes_add(&self.b, w.fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), &w.shared_out, gl_out_put(&w.shared_out), &watch)
         if at < 0 or watch and gl_flusher_watch(&gl_the_flusher, &self.b) != 0:     # no memory, or no thread, to be had
-            gl_out_take(&w.shared_out)
-            w.out, w.batch_at = None, 0
             if at < 0:
                 self.waiting.pop()
-            self.b.watched = 0
+            else:
+                self.b.watched = 0
+            gl_out_take(&w.shared_out)
+            w.out, w.batch_at = before, 0
             return False
         return True
 
@@ -396,22 +398,26 @@ cdef class SharedBatch:
         """Send what waits, now, and tell the worlds whose data the kernel has not taken."""
         cdef uint32_t n, i
         cdef gl_uring r
+        cdef object failed = None
         if self.fork_gen != fork_generation():
             return 0                        # it is the parent's
+        r.fd = -1
+        if self.b.n > 1:
+            r = take_ring()
         n = gl_writes_take(&self.b, &self.now, &self.room)
         self.waiting, self.sending = self.sending, self.waiting
-        if n == 1:
-            gl_send_now(self.now)
-        elif n:
-            r = take_ring()
-            with nogil:
-                gl_sends_do(&r, self.now, n)
-            give_ring(&r)
-        try:
-            for i in range(n):
+        with nogil:
+            if gl_sends_do(&r, self.now, n) < 0:
+                gl_uring_free(&r)
+        for i in range(n):
+            try:
                 self.settle(i)
-        finally:
-            self.sending.clear()
+            except BaseException as exc:    # the others are told all the same
+                failed = exc if failed is None else failed
+        self.sending.clear()
+        give_ring(&r)
+        if failed is not None:
+            raise failed
         return 0
 
     cdef int settle(self, uint32_t i) except -1:

@@ -50,7 +50,7 @@ static void gl_writes_send(gl_writes *b) {
     uint32_t turn = b->turn;
     for (uint32_t i = 0; turn == b->turn && i < b->n; i++) {
         if (!b->a[i].data || b->a[i].sent != GL_PENDING) continue;
-        gl_send_now(&b->a[i]);
+        gl_send_or_wait(&b->a[i]);
         gl_unlock(&b->lock);
         gl_lock(&b->lock);
     }

@@ -213,6 +213,7 @@ cdef int run(gl_m *mp) except -1:
             continue
         if mp.p != NULL and mp.p.schedtick % TURNS == 0:
             flush(mp, False)
+        if mp.p != NULL and mp.p.schedtick % TURNS == 0:
             n = gl_look_in_poller(S, mp)
             if n > 0:
                 tell_worlds(mp, n)
@@ -240,12 +241,16 @@ cdef int run(gl_m *mp) except -1:
 
 cdef int flush(gl_m *mp, bint last) except -1:
     """Send what the worlds that it has run have left to be sent. `last`: it ends."""
-    if mp.sends == NULL:
+    if mp.sends == NULL or not last and (<SharedBatch>mp.sends).b.n == 0:
         return 0
+    if mp.p != NULL:
+        gl_leave(mp, mp.p)              # it may drop a transport and its protocol, and run what these have to say
     try:
         (<SharedBatch>mp.sends).flush()
     except BaseException:
         sys.excepthook(*sys.exc_info())
+    if mp.p != NULL:
+        gl_enter(mp)
     if last:
         batch, mp.sends = <SharedBatch>mp.sends, NULL
         Py_DECREF(batch)

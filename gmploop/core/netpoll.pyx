@@ -76,6 +76,10 @@ cdef extern from *:
     int gl_net_is_broken
     void gl_net_break() noexcept nogil
 
+cdef extern from "Python.h":
+    Py_ssize_t PyList_GET_SIZE(PyObject *)
+    PyObject *PyList_GET_ITEM(PyObject *, Py_ssize_t)
+
 cdef extern from "sockets.h" nogil:
     Py_ssize_t send(int, const void *, size_t, int)
     int MSG_NOSIGNAL, MSG_DONTWAIT
@@ -174,7 +178,7 @@ cdef class SharedPoller(Poller):
         w.mask = 0
         w.poller = self
         old = self.swap(w.fd, w)
-        if old is not None:
+        if old is not None and not self.forked():
             gl_out_take(&old.shared_out)    # the number is another file's
         w.g.watches += 1
         return 0
@@ -201,8 +205,7 @@ cdef class SharedPoller(Poller):
         if self.forked():
             raise RuntimeError("this world was running when the process forked: it goes on in the parent only")
         op = 0 if not mask else 2 if w.mask else 1
-        if gl_net_control(&gl_the_net, op, w.fd, w.gen, mask & EV_KERNEL, mask & EV_LEVEL != 0) < 0:
-            PyErr_SetFromErrno(OSError)
+        self.control(w, op, mask)
         if op != 2:
             gl_count(&sched().watchers, 1 if op else -1)
         w.mask = mask
@@ -210,8 +213,19 @@ cdef class SharedPoller(Poller):
 
     cdef int rearm(self, Watch w) except -1:
         if self.owns(w) and w.mask and not self.forked():
-            if gl_net_control(&gl_the_net, 2, w.fd, w.gen, w.mask & EV_KERNEL, w.mask & EV_LEVEL != 0) < 0:
-                PyErr_SetFromErrno(OSError)
+            self.control(w, 2, w.mask)
+        return 0
+
+    cdef int control(self, Watch w, int op, uint32_t mask) except -1:
+        """Tell the kernel, if the watch has its fd's place: under the lock, for the fd may have been closed behind our back
+        and its number be given out again, to a world that another thread runs."""
+        cdef int r = 0
+        gl_lock(&self.lock)
+        if w.fd < PyList_GET_SIZE(<PyObject *>self.table) and PyList_GET_ITEM(<PyObject *>self.table, w.fd) == <PyObject *>w:
+            r = gl_net_control(&gl_the_net, op, w.fd, w.gen, mask & EV_KERNEL, mask & EV_LEVEL != 0)
+        gl_unlock(&self.lock)
+        if r < 0:
+            PyErr_SetFromErrno(OSError)
         return 0
 
     cdef bint send_later(self, Watch w, bytes data) except -1:

@@ -5,9 +5,9 @@
  * world that moves writes into the array of the M that runs it, and may be run by another M before that one flushes. So
  * the writer's end is a word of its own, `gl_out`, which says whose the data are. `state` is a generation << 2 and one of
  *
- *     NONE --put--> PENDING --begin--> SENDING --end--> DONE --settle--> SETTLING --> NONE; DONE if not all was sent
- *       ^              |                                  |
- *       +----take------+--------------take----------------+
+ *     NONE --put--> PENDING <==begin==> SENDING --end--> DONE --settle--> SETTLING --> NONE; DONE if not all was sent
+ *       ^              |                                   |
+ *       +----take------+---------------take----------------+
  *
  * put and take are the world's (one thread at a time runs it); begin and end the array's owner's or the flusher's; settle
  * the owner's. All but put are by CAS from a state of the entry's own generation, so one of them wins, and an entry that
@@ -19,6 +19,9 @@
  * settles has it, and calls nothing). The data live as long as they may be sent: `out` of the Watch is the world's in NONE
  * and PENDING, where it is not let go before take has won, the sender's in SENDING (who reads it) and SETTLING (who drops
  * it). Release of each state with acquire of the next carries the data and `sent` over.
+ *
+ * What the flusher cannot send, since the peer does not read, becomes PENDING again, and is tried again a millisecond later:
+ * the owner, which would tell the world, may be stuck for long. `sent` is how much of it has gone until then.
  *
  * The descriptor, too: who closes it takes back first, and so waits for a send that is under way.
  * A generation has 30 bits, an entry lives for milliseconds: it does not come round.
@@ -57,9 +60,12 @@ static inline int gl_out_step(gl_out *o, uint32_t gen, uint32_t from, uint32_t t
     return __atomic_compare_exchange_n(&o->state, &old, gen << 2 | to, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
+static inline int gl_out_sent(gl_out *o) { return gl_load_relaxed(&o->sent); }
+
 /* The world's: it has something to be sent. Its generation. */
 static inline uint32_t gl_out_put(gl_out *o) {
     uint32_t gen = ((gl_load_relaxed(&o->state) >> 2) + 1) & (UINT32_MAX >> 2);
+    gl_store_relaxed(&o->sent, 0);
     gl_store_release(&o->state, gen << 2 | GL_OUT_PENDING);
     return gen;
 }
@@ -71,8 +77,12 @@ static inline int gl_out_take(gl_out *o) {
         uint32_t state = gl_load_acquire(&o->state), gen = state >> 2;
         switch (state & 3) {
         case GL_OUT_NONE: return GL_ALL;
-        case GL_OUT_PENDING: if (gl_out_step(o, gen, GL_OUT_PENDING, GL_OUT_NONE)) return GL_PENDING; break;
-        case GL_OUT_DONE: if (gl_out_step(o, gen, GL_OUT_DONE, GL_OUT_NONE)) return o->sent; break;
+        case GL_OUT_PENDING:
+            if (gl_out_step(o, gen, GL_OUT_PENDING, GL_OUT_NONE)) return gl_out_sent(o) ? gl_out_sent(o) : GL_PENDING;
+            break;
+        case GL_OUT_DONE:
+            if (gl_out_step(o, gen, GL_OUT_DONE, GL_OUT_NONE)) return gl_out_sent(o);
+            break;
         default: sched_yield();
         }
     }
@@ -80,11 +90,8 @@ static inline int gl_out_take(gl_out *o) {
 
 /* How many of the `size` bytes that were put are unsent. The world's. */
 static inline int gl_out_left(gl_out *o, int size) {
-    switch (gl_load_acquire(&o->state) & 3) {
-    case GL_OUT_NONE: return 0;
-    case GL_OUT_DONE: return o->sent < 0 ? size : o->sent < size ? size - o->sent : 0;
-    default: return size;
-    }
+    int sent = gl_load_acquire(&o->state) & 3 ? gl_out_sent(o) : size;
+    return sent < 0 ? size : sent < size ? size - sent : 0;
 }
 
 static inline int gl_send_begin(gl_send *s) {
@@ -96,9 +103,12 @@ static inline int gl_send_begin(gl_send *s) {
 
 /* By who has begun it; of one that it has not begun nothing changes. */
 static inline void gl_send_end(gl_send *s) {
-    if (!s->out || gl_load_relaxed(&s->out->state) != (s->gen << 2 | GL_OUT_SENDING)) return;
-    s->out->sent = s->sent;
-    gl_out_step(s->out, s->gen, GL_OUT_SENDING, GL_OUT_DONE);
+    gl_out *o = s->out;
+    if (!o || gl_load_relaxed(&o->state) != (s->gen << 2 | GL_OUT_SENDING)) return;
+    if (s->sent == GL_ALL) gl_store_relaxed(&o->sent, GL_ALL);
+    else if (s->sent >= 0) gl_store_relaxed(&o->sent, gl_out_sent(o) + s->sent);
+    else if ((s->sent != -EAGAIN && s->sent != -EINTR) || !gl_out_sent(o)) gl_store_relaxed(&o->sent, s->sent);
+    gl_out_step(o, s->gen, GL_OUT_SENDING, GL_OUT_DONE);
 }
 
 /* After its end, by the array's owner: 1, and gl_out_settled() follows; or 0, the world has been quicker. If all was sent
@@ -123,6 +133,23 @@ static inline void gl_send_now(gl_send *s) {
     gl_send_end(s);
 }
 
+/* The flusher's: what is not sent will be tried again, if it is a world's that moves. */
+static inline void gl_send_or_wait(gl_send *s) {
+    if (!gl_send_begin(s)) return;
+    gl_send_by_call(s);
+    if (!s->out || (s->sent < 0 ? s->sent != -EAGAIN && s->sent != -EINTR : (uint32_t)s->sent >= s->len)) {
+        gl_send_end(s);
+        return;
+    }
+    if (s->sent > 0) {
+        s->data += s->sent;
+        s->len -= (uint32_t)s->sent;
+        gl_store_relaxed(&s->out->sent, gl_out_sent(s->out) + s->sent);
+    }
+    s->sent = GL_PENDING;
+    gl_out_step(s->out, s->gen, GL_OUT_SENDING, GL_OUT_PENDING);
+}
+
 #ifdef __linux__
 /* Fill an entry of a ring: with MSG_WAITALL a short send fails, so that only what was sent whole tells nothing. */
 static inline void gl_send_fill(gl_sqe *e, gl_send *s, uint64_t user_data) {
@@ -138,8 +165,8 @@ static inline void gl_send_fill(gl_sqe *e, gl_send *s, uint64_t user_data) {
 #endif
 
 /* Do all sends of the array that are not done: by the ring, as many at a time as fit; without one (fd -1), or where it
- * fails, one by one. Waits for nothing. The ring has no other operations. */
-static void gl_sends_do(gl_uring *r, gl_send *a, uint32_t n) {
+ * fails, one by one. Waits for nothing. The ring has no other operations. 0, or -errno if the ring has failed. */
+static int gl_sends_do(gl_uring *r, gl_send *a, uint32_t n) {
     uint32_t i = 0, from;
     int error = 0;
 #ifdef __linux__
@@ -162,6 +189,7 @@ static void gl_sends_do(gl_uring *r, gl_send *a, uint32_t n) {
     }
 #endif
     for (; i < n; i++) gl_send_now(&a[i]);
+    return error;
 }
 
 #endif

@@ -129,7 +129,7 @@ cdef class SocketWriter(Transport):
             if self.conn_lost:
                 return True
         if (self.wsize == 0 and size <= BATCH_MAX and not isinstance(data, memoryview)
-                and gl_world_mine(&self.g.w)):
+                and gl_world_mine(&self.g.w) and self.poller is not None):
             if self.out is None:
                 if not self.poller.send_later(self, data if PyBytes_CheckExact(data) else bytes(data)):
                     return False
@@ -359,6 +359,8 @@ cdef class SocketWriter(Transport):
         if self.closing or self.eof_sent:
             return
         self.send_out()
+        if self.closing:                # that found the connection broken
+            return
         self.eof_sent = True
         if not self.wsize:
             self.shut_down()
@@ -385,10 +387,9 @@ cdef class SocketWriter(Transport):
     # -- the end
 
     cdef int clear_buffer(self) except -1:
-        if self.moves and self.batch_at:
-            self.reclaim()
-        data = self.out
-        if data is not None and self.take_out() == GL_PENDING and not self.wsize and self.poller is not None \
+        cdef int n = self.poller.take_back(self) if self.poller is not None else GL_PENDING
+        data, self.out = self.out, None         # now it is in no batch
+        if data is not None and n == GL_PENDING and not self.wsize and self.poller is not None \
                 and not self.poller.forked():
             # without a batch it had left
             send(self.fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), MSG_NOSIGNAL | MSG_DONTWAIT)

@@ -103,6 +103,77 @@ reader.join()
 """, wait_us=1000) == "b'at once'\n"
 
 
+def test_what_could_not_be_sent_then_leaves_later_while_another_s_callback_goes_on(waits):
+    assert waits("""
+near, far = pair(4096)
+got = threading.Event()
+def reads():
+    left = 16000
+    while left:
+        left -= len(far.recv(100))
+    got.set()
+async def blocks():
+    while not got.is_set():
+        time.sleep(0.001)
+async def writes():
+    transport, _ = await open_(near)
+    for _ in range(4):
+        transport.write(bytes(4000))
+    await go(blocks)
+    print(transport.get_write_buffer_size())
+    transport.abort()
+async def main():
+    await go(writes)
+reader = threading.Thread(target=reads)
+reader.start()
+gmploop.run(main(), procs=1)
+reader.join()
+""", wait_us=1000) == "0\n"
+
+
+def test_an_abort_after_a_send_that_failed_closes_the_descriptor_once(waits):
+    """Who opens a file right after the connection was closed has its number, and keeps it."""
+    assert waits("""
+opened = []
+class Served(Ends):
+    def connection_made(self, transport):
+        made.set_result(transport)
+    def connection_lost(self, exc):
+        print("lost")
+async def serves():
+    global made
+    loop = asyncio.get_running_loop()
+    made = loop.create_future()
+    server = await loop.create_server(Served, "127.0.0.1", 0)
+    client = socket.create_connection(server.sockets[0].getsockname())
+    transport = await made
+    await asyncio.sleep(0)
+    transport.pause_reading()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    fd = transport._sock_fd
+    detach = server._detach
+    def opens(*args):
+        detach(*args)
+        while not opened or opened[-1] < fd:
+            opened.append(os.open("/dev/null", os.O_RDONLY))
+    server._detach = opens
+    transport.write(b"data")
+    while transport.get_write_buffer_size():
+        if time.monotonic() > end:
+            break
+    transport.abort()
+    while not opened:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.001)
+    for number in opened:
+        os.fstat(number)
+    server.close()
+end = time.monotonic() + 0.02       # by then the flusher has sent, and failed
+gmploop.run(serves(), lock_main=False)
+""", wait_us=1000) == "lost\n"
+
+
 @pytest.mark.parametrize("procs", [1, 2, 4])
 @pytest.mark.parametrize("wait_us", [1, 1000, 1_000_000])
 def test_every_byte_arrives_once_and_in_order(waits, procs, wait_us):
