@@ -19,7 +19,7 @@ from asyncio.log import logger
 from concurrent.futures import ThreadPoolExecutor
 
 from gmploop import config, signals
-from gmploop.core import all_tasks, m, moving, netpoll, sched, sysmon
+from gmploop.core import all_tasks, batch, m, moving, netpoll, sched, sysmon
 from gmploop.loop import Loop
 
 
@@ -231,8 +231,16 @@ def _before_start(procs):
     return n
 
 
+def _batch_writes():
+    """Whether what worlds write in a busy time leaves together."""
+    batching = config.resolve_write_batching()
+    if batching:
+        batch.configure(**config.batch_tunables())
+    return batching
+
+
 moving.configure(World, report_fatal)
 m.configure(_before_start)
-netpoll.configure(report_broken)
+netpoll.configure(report_broken, _batch_writes)
 sysmon.configure(report_stall)
 os.register_at_fork(after_in_child=_forget_executor)

@@ -21,6 +21,7 @@ from cpython.ref cimport Py_DECREF
 from libc.stdlib cimport calloc
 from gmploop.core.g cimport (
     G, gl_g, gl_pool, gl_g_cas, gl_g_set, gl_g_move, gl_load_acquire, G_IDLE, G_RUNNABLE, G_RUNNING, G_BLOCKED, G_DEAD)
+from gmploop.core.batch cimport SharedBatch
 from gmploop.core.netpoll cimport dispatch
 from gmploop.core.sched cimport *
 from gmploop.core import netpoll, sched as sched_module, sysmon
@@ -167,7 +168,10 @@ cdef void m_main(gl_m *mp) noexcept nogil:
     with gil:
         try:
             begin_thread(mp)
-            run(mp)
+            try:
+                run(mp)
+            finally:
+                flush(mp, True)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         set_current_m(NULL)
@@ -198,6 +202,7 @@ cdef int run(gl_m *mp) except -1:
     cdef int what, n = 0, forks = S.forks
     while S.forks == forks:                 # else its callback has forked, and this is the child: it ends here
         if mp.lockedg != NULL:
+            flush(mp, False)
             drop_loop(mp)
             with nogil:
                 gl_park_locked(S, mp)
@@ -206,6 +211,8 @@ cdef int run(gl_m *mp) except -1:
             gp, mp.nextg = mp.nextg, NULL
             execute(mp, gp)
             continue
+        if mp.p != NULL and mp.p.schedtick % TURNS == 0:
+            flush(mp, False)
         if mp.p != NULL and mp.p.schedtick % TURNS == 0:
             n = gl_look_in_poller(S, mp)
             if n > 0:
@@ -216,6 +223,7 @@ cdef int run(gl_m *mp) except -1:
         if gp != NULL:
             gl_spin_found(S, mp)
         else:
+            flush(mp, False)
             drop_loop(mp)
             with nogil:
                 what = gl_find(S, mp, &gp, &n)
@@ -228,6 +236,24 @@ cdef int run(gl_m *mp) except -1:
             gl_give_to_locked(mp, gp)
             continue
         execute(mp, gp)
+    return 0
+
+
+cdef int flush(gl_m *mp, bint last) except -1:
+    """Send what the worlds that it has run have left to be sent. `last`: it ends."""
+    if mp.sends == NULL or not last and (<SharedBatch>mp.sends).b.n == 0:
+        return 0
+    if mp.p != NULL:
+        gl_leave(mp, mp.p)              # it may drop a transport and its protocol, and run what these have to say
+    try:
+        (<SharedBatch>mp.sends).flush()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    if mp.p != NULL:
+        gl_enter(mp)
+    if last:
+        batch, mp.sends = <SharedBatch>mp.sends, NULL
+        Py_DECREF(batch)
     return 0
 
 

@@ -43,6 +43,7 @@ cdef extern from "scheduler.h" nogil:
         void *events
         void *pool
         void *waiters
+        void *sends
         void *hook_world
         uint32_t turns
     ctypedef struct gl_event:

@@ -103,6 +103,7 @@ struct gl_m {
     gl_g *last;                         /* whose loop is the thread's running loop; only compared */
     void *pool;                         /* handles kept for reuse */
     void *waiters;                      /* and memory of waiters */
+    void *sends;                        /* a SharedBatch, a reference; made by the first write that waits */
     void *hook_world;                   /* whom the thread's hook of async generators belongs to; only compared */
 };
 

@@ -6,11 +6,14 @@ little to assert: each scenario's own count, and that all of it ends.
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import sys
 import threading
 import time
+
+os.environ.setdefault("GMPLOOP_DEBUG", "batch_min_ready=0,batch_wait_us=1")     # each small write waits for two threads
 
 import gmploop
 from gmploop import go
