@@ -72,6 +72,8 @@ cdef enum:
     MAX_SKIP = 61               # turns; Go's schedtick interval for looking at the global queue
     LOOKS = 3                   # at a run that may never go on; guessed
     MANY = 4                    # timers: see APART_S; guessed
+    SENDS_EVERY = 64            # callbacks after which a long turn sends what waits, a power of 2: two thirds of a
+                                # millisecond of small requests, before the thread that looks sends each alone; guessed
     DAY_NS = 86400000000000     # asyncio's MAXIMUM_SELECT_TIMEOUT
 
 # Injected by gmploop.loop.
@@ -474,6 +476,8 @@ cdef class LoopCore(G):
                 h = <Handle><PyObject *>entry
                 Py_DECREF(h)
                 self.run_handle(h)
+            if n and not n & (SENDS_EVERY - 1):
+                self.poller.flush()
         return 0
 
     cdef int run_entry(self, size_t entry) except -1:
