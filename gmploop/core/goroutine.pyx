@@ -14,7 +14,7 @@ import asyncio
 import threading
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
-from gmploop.core.g cimport G
+from gmploop.core.g cimport G, gl_obj
 from gmploop.core.handle cimport flag, gl_lock, gl_unlock
 from gmploop.core.sched cimport current_m, gl_m
 from gmploop.core.task cimport next_number
@@ -83,7 +83,7 @@ cdef int tell(Goroutine handle, object entry) except -1:
         (<G>entry).wake_root(False, False)
     elif type(entry) is Join:
         join = <Join>entry
-        if gl_wait_decide(&join.state, W_GRANTED, 0) == 2:
+        if gl_wait_decide(&join.node.state, W_GRANTED, 0) == 2:
             join.wake()
     else:
         loop, callback, context = entry
@@ -300,7 +300,7 @@ cdef class Request:
         if world is None:
             return False
         if mp != NULL and mp.curg != NULL:
-            self.asker, self.cause = <G>mp.curg.obj, <Request>gl_cancelling if gl_cancelling != NULL else None
+            self.asker, self.cause = <G>gl_obj(mp.curg), <Request>gl_cancelling if gl_cancelling != NULL else None
             if self.closes_ring(<G>world):
                 return False
         self.asked += 1
@@ -329,8 +329,8 @@ cdef class RootJoin:
         cdef gl_m *mp = current_m()
         if self.done() or self.request.ask(self.on, msg):
             return not self.done()
-        if mp != NULL and mp.curg != NULL and forget(self.on, <G>mp.curg.obj):
-            (<G>mp.curg.obj).wake_root(True, False)
+        if mp != NULL and mp.curg != NULL and forget(self.on, <G>gl_obj(mp.curg)):
+            (<G>gl_obj(mp.curg)).wake_root(True, False)
         return False
 
     def done(self):
@@ -354,13 +354,13 @@ cdef class Join(Waiter):
     cdef object start(self):
         if load_status(&self.on.status) == PENDING:
             self.park()
-            if is_of(self.on, <PyObject *>self.loop):
+            if is_of(self.on, <PyObject *>self.whom):
                 self.unpark()
                 raise RuntimeError("a goroutine cannot await itself")
             if wait(self.on, self):
                 return self
             self.unpark()
-        self.stage = ENDED
+        self.node.stage = ENDED
         return outcome(self.on)
 
     cdef object granted(self):
@@ -378,7 +378,7 @@ cdef class Join(Waiter):
         return self.request.ask(self.on, msg) or (not self.done() and Waiter.cancel(self, msg))
 
     cdef bint decide_here(self, int outcome) except -1:
-        return gl_wait_decide(&self.state, outcome, 0) != 0
+        return gl_wait_decide(&self.node.state, outcome, 0) != 0
 
     cdef int abandon(self) except -1:
         return 0                            # there is nothing to give to another
@@ -396,7 +396,7 @@ cdef class Join(Waiter):
 
     @property
     def cr_await(self):
-        return self.on if self.stage == PARKED else None
+        return self.on if self.node.stage == PARKED else None
 
 
 cdef PyObject *await_goroutine(PyObject *o) except? NULL:
@@ -406,7 +406,7 @@ cdef PyObject *await_goroutine(PyObject *o) except? NULL:
     cdef PyObject *w = NULL
     if load_status(&handle.status) == PENDING:
         if mp != NULL and mp.curg != NULL:
-            w = <PyObject *>mp.curg.obj
+            w = <PyObject *>gl_obj(mp.curg)
         elif get_running_loop() is None:
             raise RuntimeError("a goroutine is awaited in a running loop; a plain thread calls result()")
         if w == NULL or (<G>w).current != w:

@@ -14,7 +14,7 @@ import threading
 
 import gmploop
 from gmploop import world
-from gmploop.core import moving
+from gmploop.core import spawn
 
 PROCS = 2
 LOOK_UP_S = 0.01        # only the main thread runs signal handlers, and SIGCHLD wakes the thread that forked
@@ -140,7 +140,7 @@ def put_in_place():
     """In this process, from now on."""
     gmploop.set_procs(PROCS)
     others = [world.Join] if hasattr(world, "Join") else []
-    moving.configure(MovableLoop, *others, report_fatal)
+    spawn.configure(MovableLoop)
     gmploop.new_event_loop = new_event_loop
     real = asyncio.all_tasks
 
