@@ -139,7 +139,6 @@ def new_event_loop():
 def put_in_place():
     """In this process, from now on."""
     gmploop.set_procs(PROCS)
-    others = [world.Join] if hasattr(world, "Join") else []
     spawn.configure(MovableLoop)
     gmploop.new_event_loop = new_event_loop
     real = asyncio.all_tasks
