@@ -55,6 +55,7 @@ cdef class G:
                             # itself stands for its root task while nobody has asked for that
     cdef int watches        # of a world that moves: how many it has at the shared poller
     cdef flag told          # asyncio has been told of `current`
+    cdef flag begun         # of a world that moves: its root coroutine has begun. By who runs it; any thread may ask
     cdef flag custom_call_soon      # callbacks go through it and not directly into the ring
     cdef int waits, waits_ended     # operations at channels, locks and the like (waiter.pyx): begun, less those ended,
                                     # by the owner; and ended by others, atomic. Those that wait are the difference

@@ -71,6 +71,7 @@ def configure(fatal):
 # a few per cent of it.
 ctypedef int (*runner)(MovingCore w, void *m) noexcept
 ctypedef int (*settler)(MovingCore w, int status, PyObject *result, PyObject *raised) noexcept
+ctypedef int (*ender)(MovingCore w) noexcept
 
 
 cdef int run_entries(MovingCore w, void *m) except -1:
@@ -98,6 +99,12 @@ cdef int settle(MovingCore w, int status, PyObject *result, PyObject *raised) ex
     if w.shown:
         return w.root().stepped(status, w.for_task(result), raised)
     return w.root_stepped(status, result, raised)
+
+
+cdef int let_go(MovingCore w) except -1:
+    if w.watches:
+        (<SharedPoller>w.poller).close_watches_of(w)
+    return w.drop_queues()
 
 
 cdef class MovingCore(LoopCore):
@@ -130,7 +137,7 @@ cdef class MovingCore(LoopCore):
 
     cdef int begin(self) except -1:
         store_byte(&self.phase, LIVE)
-        store_flag(&self.handle.started, True)
+        store_flag(&self.begun, True)
         if has_table() and PyCoro_CheckExact(self.coro) and not self.w.debug and not load_flag(&self.cancelled_early):
             return self.push_root()
         try:
@@ -317,6 +324,8 @@ cdef class MovingCore(LoopCore):
         cdef Goroutine handle = self.handle
         cdef Task root = self.root()
         cdef int status = self.status
+        cdef PyObject *raised
+        cdef bint failed
         value = self.coro
         if handle is None:              # it has failed half way before
             return 0
@@ -327,23 +336,26 @@ cdef class MovingCore(LoopCore):
         gl_unlock(&self.w.lock)
         store_flag(&self.closed, True)
         gl_fence_seq_cst()              # who posts after this look at the inbox sees that (purge())
-        if self.watches:
-            (<SharedPoller>self.poller).close_watches_of(self)
         if self.w.timers.a != NULL:
             gl_timer_forget(gl_timers_head_of(&self.w.timers).place)
-        self.drop_queues()
+        failed = (<ender>let_go)(self) < 0
         gl_all_remove(sched(), &self.s)
-        if handle.status != PENDING:
-            return 0
-        if root is not None:
-            if root.cancelled():
-                status, value = CANCELLED, root._make_cancelled_error()
-            else:
-                value = root.exception()
-                status = DONE if value is None else FAILED
-                if value is None:
-                    value = root.result()
-        return finish(handle, status, value)
+        if failed:
+            raised = gl_take_exception()
+            root, status, value = None, FAILED, <object>raised
+            Py_DECREF(value)
+        elif root is not None:
+            try:
+                if root.cancelled():
+                    status, value = CANCELLED, root._make_cancelled_error()
+                else:
+                    value = root.exception()
+                    status = DONE if value is None else FAILED
+                    if value is None:
+                        value = root.result()
+            except BaseException as exc:
+                status, value = FAILED, exc
+        return finish(handle, status, value)        # in any case: the handle knows the world by its address
 
     cdef int set_timers(self, void *pp) except -1:
         if gl_timer_set(sched(), <gl_p *>pp, &self.s, &gl_timers_head_of(&self.w.timers).place,

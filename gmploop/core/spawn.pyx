@@ -5,7 +5,7 @@ import inspect
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from gmploop.core.g cimport G_IDLE, G_RUNNABLE, gl_g, gl_g_cas, gl_g_notify, gl_g_set, gl_obj
-from gmploop.core.goroutine cimport Goroutine, PENDING
+from gmploop.core.goroutine cimport Goroutine, PENDING, gl_fate_begin, named
 from gmploop.core.handle cimport flag, gl_lock, gl_timers_len, gl_unlock
 from gmploop.core.moving cimport MovingCore
 from gmploop.core.netpoll cimport shared_poller
@@ -103,8 +103,9 @@ def go(fn_or_coro, *args, name=None):
     cdef MovingCore w = <MovingCore>gl_new(World, ())
     cdef Goroutine handle = Goroutine.__new__(Goroutine)
     w.poller = shared_poller()
-    w.handle, handle.world = handle, w
-    handle.maker, handle.name_ = maker, name
+    w.handle = handle
+    gl_fate_begin(&handle.fate, <void *>w)
+    handle.maker = maker if name is None else named(maker, name)
     w.apart = maker
     w.coro, w.context = coro, PyContext_CopyCurrent()
     w.closed = False

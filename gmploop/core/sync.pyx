@@ -270,20 +270,6 @@ cdef class Case:
 cdef object MISSING = object()
 
 
-cdef extern from *:
-    """
-    /* Which ready case is taken is random; how good a random number is does not matter. */
-    static unsigned gl_random(unsigned limit) {
-        static _Thread_local uint64_t state;
-        uint64_t z = state += 0x9E3779B97F4A7C15ULL + (uint64_t)(uintptr_t)&state;
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
-        return (unsigned)((z ^ (z >> 31)) >> 32) % limit;
-    }
-    """
-    unsigned gl_random(unsigned) nogil
-
-
 @cython.no_gc_clear
 cdef class Select(Waiter):
     """The awaitable of select()."""
@@ -375,7 +361,7 @@ cdef class Select(Waiter):
         cdef unsigned i = 0, k
         cdef int r = SYNC_WAIT
         for k in range(self.n):             # shuffle
-            i = gl_random(k + 1)
+            i = gl_any_below(k + 1)
             self.order[k] = self.order[i]
             self.order[i] = k
         memset(&out, 0, sizeof(out))

@@ -232,6 +232,15 @@ static inline void gl_chan_close(gl_chan *c, gl_chain *out) {
     while (gl_q_claim(&c->sendq, W_CLOSED, NULL, 0, out)) ;
 }
 
+/* Which ready case of a select is taken is random; how good a random number is does not matter. */
+static inline unsigned gl_any_below(unsigned limit) {
+    static _Thread_local uint64_t state;
+    uint64_t z = state += 0x9E3779B97F4A7C15ULL + (uint64_t)(uintptr_t)&state;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+    return (unsigned)((z ^ (z >> 31)) >> 32) % limit;
+}
+
 /* -- gates: mutex and semaphore (OP_PERMIT, value = permits left), read-write lock (value = readers, or -1 for a writer),
  *    event and wait group (OP_PASS, value = what must become 0) */
 

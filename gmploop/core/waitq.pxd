@@ -36,6 +36,7 @@ cdef extern from "waitq.h" nogil:
         long long value
     int gl_wait_decide(int *, int, unsigned)
     bint gl_wait_arm(int *)
+    unsigned gl_any_below(unsigned)
     bint gl_wait_take(int *)
     void gl_chain_add(gl_chain *, gl_wnode *, int)
     void gl_q_append(gl_waitq *, gl_wnode *)
