@@ -55,7 +55,8 @@ static inline uint32_t gl_latency_above(int bucket) {
 /* The M that holds pp runs the G. */
 static inline void gl_running(gl_sched *S, gl_m *mp, gl_p *pp, gl_g *gp) {
     if (gp->since) {
-        GL_ADD(pp->n.latency[gl_latency_bucket((gl_since() - gp->since) & GL_SINCE)], 1);
+        uint64_t *waits = &pp->n.latency[gl_latency_bucket((gl_since() - gp->since) & GL_SINCE)];
+        GL_ADD(*waits, 1);
         gp->since = 0;
     }
     gl_happened(S, EV_G + G_RUNNING, gl_obj(gp), pp, mp);
