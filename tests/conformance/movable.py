@@ -14,7 +14,7 @@ import threading
 
 import gmploop
 from gmploop import world
-from gmploop.core import spawn
+from gmploop.core import moving, spawn
 
 PROCS = 2
 LOOK_UP_S = 0.01        # only the main thread runs signal handlers, and SIGCHLD wakes the thread that forked
@@ -140,6 +140,7 @@ def put_in_place():
     """In this process, from now on."""
     gmploop.set_procs(PROCS)
     spawn.configure(MovableLoop)
+    moving.configure(report_fatal)
     gmploop.new_event_loop = new_event_loop
     real = asyncio.all_tasks
 
