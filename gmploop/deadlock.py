@@ -117,19 +117,19 @@ def _threads_are_ours(executors):
 def _show_roots():
     """Make tasks of what goroutines wait by without one."""
     if sched.procs():
-        from gmploop.core import moving
+        from gmploop.core import spawn
 
-        moving.show_roots()
+        spawn.show_roots()
 
 
 def _worlds():
     """The worlds of all goroutines; None if some come or go at this moment."""
     if not sched.procs():
         return []
-    from gmploop.core import moving
+    from gmploop.core import spawn
 
-    worlds = [handle.get_loop() for handle in moving.all_goroutines()]
-    return worlds if None not in worlds and len(worlds) == moving.count() else None
+    worlds = [handle.get_loop() for handle in spawn.all_goroutines()]
+    return worlds if None not in worlds and len(worlds) == spawn.count() else None
 
 
 def find(main_loop):

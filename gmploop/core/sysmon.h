@@ -132,16 +132,20 @@ static void gl_trace(gl_sched *S, gl_watch *w, int64_t now) {
     at += snprintf(line + at, sizeof line - (size_t)at, "]\n");
     for (int i = 0; w->detail && i < n && at < (int)sizeof line - 160; i++) {
         gl_p *pp = S->allp[i];
+        uint32_t timers;
+        gl_lock(&pp->tlock);
+        timers = gl_timers_len(&pp->timers);
+        gl_unlock(&pp->tlock);
         at += snprintf(line + at, sizeof line - (size_t)at,
                        "  P%d: status=%s schedtick=%u m=%d runqsize=%u timerslen=%u\n", i, p_names[pp->status & 7],
-                       pp->schedtick, (pp->status >> 3) - 1, gl_runq_len(&pp->q), pp->timers.n);
+                       pp->schedtick, (pp->status >> 3) - 1, gl_runq_len(&pp->q), timers);
     }
     for (int i = 0; w->detail && i < S->nm && at < (int)sizeof line - 160; i++) {
         gl_m *mp = S->allm[i];
         if (mp->state != M_DEAD)
             at += snprintf(line + at, sizeof line - (size_t)at,
                            "  M%d: status=%s p=%d curg=%p spinning=%d blocked=%d lockedg=%p\n", i, m_names[mp->state],
-                           mp->p ? mp->p->id : -1, (void *)mp->curg, mp->spinning, mp->blocked, (void *)mp->lockedg);
+                           mp->p ? mp->p->id : -1, (void *)mp->curg, mp->spinning, mp->blocked, (void *)gl_load_relaxed(&mp->lockedg));
     }
     pthread_mutex_unlock(&S->lock);
     fwrite(line, 1, (size_t)at, stderr);

@@ -167,7 +167,6 @@ static void poster(void *arg) {
 static void sched_begin(void) {
     memset(&sched, 0, sizeof sched);
     memset(worlds, 0, sizeof worlds);
-    for (int i = 0; i < GS; i++) worlds[i].g.tpos = -1;
     gl_sched_init(&sched);
     sched.spin_ns = 0;
     sched.poll = no_poll;

@@ -17,7 +17,7 @@ os.environ.setdefault("GMPLOOP_DEBUG", "batch_min_ready=0,batch_wait_us=1")     
 
 import gmploop
 from gmploop import go
-from gmploop.core import m, moving
+from gmploop.core import m, spawn
 
 
 async def ask(reader, writer, lines):
@@ -292,7 +292,7 @@ async def looking_in():
     def look(until):
         while not until.is_set():
             gmploop.stats(), gmploop.events()
-            [repr(handle) for handle in moving.all_goroutines()], m.threads()
+            [repr(handle) for handle in spawn.all_goroutines()], m.threads()
             time.sleep(0.001)
     until = threading.Event()
     gmploop.record_events()
