@@ -70,7 +70,6 @@ def warm(request):
     for kind in kinds:
         support.warm_up(support.LOOPS[kind]())
     gc.collect()
-    gc.freeze()  # makes the many later collections cheap
     yield
     gc.unfreeze()
 
@@ -93,6 +92,7 @@ def nothing_left(request, warm, errors, body_failed):
     if RUN_OTHER_PROGRAMS & set(request.node.path.parts):
         yield
         return
+    gc.freeze()  # what is there now is no garbage of the test's: the collections that it brings look at its own things only
     fds, threads = support.open_fds(), support.threads()
     yield
     if body_failed():
