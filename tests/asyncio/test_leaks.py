@@ -191,10 +191,6 @@ def test_failed_handshakes_leave_nothing_behind(run, tls, no_gc):
             alive.add(id(self))
             weakref.finalize(self, alive.discard, id(self))
 
-    def memory():
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     def living():
         return sum("SSLProtocol" in type(thing).__name__ for thing in gc.get_objects())
 
@@ -214,13 +210,13 @@ def test_failed_handshakes_leave_nothing_behind(run, tls, no_gc):
             await turns(2)
         for _ in range(20):
             await scan()
-        before = memory()
+        before = resident()
         for _ in range(200):
             await scan()
         await turns(5)
         assert len(alive) < 10
         assert living() < 10
-        assert memory() - before < 10_000_000
+        assert resident() - before < 10_000_000
         server.close()
     run(main(), timeout=20)
 
@@ -337,6 +333,12 @@ async def tasks(loop):
     await asyncio.wait([task])
 
 
+def resident():
+    """Bytes of memory that the process has."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 WORKLOADS = {
     "callbacks": (callbacks, 2000), "tasks": (tasks, 1000), "timeouts": (timing_out, 300),
     "executor": (lambda loop: loop.run_in_executor(None, int), 500),
@@ -371,7 +373,8 @@ def test_nothing_adds_up_however_often_it_is_done(run, loop, work):
     run(main(), timeout=40)
 
 
-def test_tls_connections_do_not_add_up(run, loop, tls):
+@pytest.mark.parametrize("count", [50, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+def test_tls_connections_do_not_add_up(run, loop, tls, count):
     async def batch(count):
         for _ in range(count):
             await connect("tls", tls)
@@ -379,13 +382,16 @@ def test_tls_connections_do_not_add_up(run, loop, tls):
         return living_things()
 
     async def main():
-        await batch(20)
+        await batch(count // 3)
+        size = resident()
         for _ in range(3):
             before = await batch(5)
-            if (await batch(50) - before) / 50 < 2:
-                return
-        raise AssertionError("memory blocks are left behind")
-    run(main(), timeout=40)
+            if await batch(count) - before < 100:
+                break
+        else:
+            raise AssertionError("memory blocks are left behind")
+        assert resident() - size < 16 << 20      # OpenSSL's own, too
+    run(main(), timeout=1100)
 
 
 def test_loops_made_and_closed_do_not_add_up(loop_kind):
