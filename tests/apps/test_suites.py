@@ -92,7 +92,8 @@ class Run:
         path = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         # -P: the installed package is to be tested, not a folder of that name
         command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "suite_plugin", "-p", "no:cacheprovider",
-                   "--timeout=30", "--tb=native", f"--basetemp={results.with_suffix('.tmp')}", *SUITES[suite]["options"], *tests]
+                   "--timeout=30", "--tb=native", f"--basetemp={results.with_suffix('.tmp')}",
+                   *SUITES[suite]["options"], *tests]
         environment = {**os.environ, "PYTHONPATH": path, "SUITE_LOOP": loop, "SUITE_RESULTS": str(results)}
         with open(self.log, "wb") as out:
             self.process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out,
