@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import sys
+import sysconfig
 import threading
 
 import pytest
@@ -70,6 +71,7 @@ def warm(request):
     for kind in kinds:
         support.warm_up(support.LOOPS[kind]())
     gc.collect()
+    gc.freeze()  # makes the many later collections cheap
     yield
     gc.unfreeze()
 
@@ -80,6 +82,7 @@ def errors():
     return []
 
 
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 RUN_OTHER_PROGRAMS = {"apps", "bench", "conformance", "servers", "uvloop_suite"}
 
 
@@ -92,7 +95,9 @@ def nothing_left(request, warm, errors, body_failed):
     if RUN_OTHER_PROGRAMS & set(request.node.path.parts):
         yield
         return
-    gc.freeze()  # what is there now is no garbage of the test's: the collections that it brings look at its own things only
+    if not FREE_THREADED:   # whose collections visit what is frozen, too
+        gc.collect()
+        gc.freeze()         # each collection looks at what was made since
     fds, threads = support.open_fds(), support.threads()
     yield
     if body_failed():
