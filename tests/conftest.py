@@ -74,6 +74,7 @@ def warm(request):
     gc.freeze()  # makes the many later collections cheap
     yield
     gc.unfreeze()
+    gc.collect()    # here, not while somebody parses: 3.11 takes finalizers that run then for an error of its own
 
 
 @pytest.fixture
