@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import sys
-import sysconfig
 import threading
 
 import pytest
@@ -74,7 +73,6 @@ def warm(request):
     gc.freeze()  # makes the many later collections cheap
     yield
     gc.unfreeze()
-    gc.collect()    # here, not while somebody parses: 3.11 takes finalizers that run then for an error of its own
 
 
 @pytest.fixture
@@ -83,7 +81,6 @@ def errors():
     return []
 
 
-FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 RUN_OTHER_PROGRAMS = {"apps", "bench", "conformance", "servers", "uvloop_suite"}
 
 
@@ -96,9 +93,6 @@ def nothing_left(request, warm, errors, body_failed):
     if RUN_OTHER_PROGRAMS & set(request.node.path.parts):
         yield
         return
-    if not FREE_THREADED:   # whose collections visit what is frozen, too
-        gc.collect()
-        gc.freeze()         # each collection looks at what was made since
     fds, threads = support.open_fds(), support.threads()
     yield
     if body_failed():
