@@ -20,6 +20,7 @@ from gmploop.core.goroutine import Goroutine, Join, RootJoin
 __all__ = ["DeadlockError"]
 
 _LISTED = 100           # who waits, in the text of the error; guessed
+_OUR_THREADS = "gmploop-sysmon\n", "gmploop-flush\n"      # they are no M's, and wake nobody
 _Gathering = getattr(asyncio.tasks, "_GatheringFuture", ())
 
 
@@ -106,7 +107,7 @@ def _threads_are_ours(executors):
         for tid in os.listdir("/proc/self/task"):
             if int(tid) not in known:
                 with open(f"/proc/self/task/{tid}/comm") as comm:
-                    if comm.read() != "gmploop-sysmon\n":
+                    if comm.read() not in _OUR_THREADS:
                         return False
     except (OSError, ValueError):           # no such file system; or a thread that has just ended
         return False
@@ -116,19 +117,19 @@ def _threads_are_ours(executors):
 def _show_roots():
     """Make tasks of what goroutines wait by without one."""
     if sched.procs():
-        from gmploop.core import moving
+        from gmploop.core import spawn
 
-        moving.show_roots()
+        spawn.show_roots()
 
 
 def _worlds():
     """The worlds of all goroutines; None if some come or go at this moment."""
     if not sched.procs():
         return []
-    from gmploop.core import moving
+    from gmploop.core import spawn
 
-    worlds = [handle.get_loop() for handle in moving.all_goroutines()]
-    return worlds if None not in worlds and len(worlds) == moving.count() else None
+    worlds = [handle.get_loop() for handle in spawn.all_goroutines()]
+    return worlds if None not in worlds and len(worlds) == spawn.count() else None
 
 
 def find(main_loop):

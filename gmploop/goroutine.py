@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from gmploop import config, deadlock, sync, world  # noqa: F401: world tells the core what it needs
-from gmploop.core import m, moving, sched
+from gmploop.core import m, sched, spawn
 from gmploop.core.goroutine import Goroutine
-from gmploop.core.moving import go
+from gmploop.core.spawn import go
 
 __all__ = ["Goroutine", "Group", "blocking", "dump", "events", "go", "lock_os_thread", "procs", "record_events",
            "set_procs", "stats", "syscall", "unlock_os_thread", "yield_now"]
@@ -124,7 +124,7 @@ def stats() -> dict[str, Any]:
     less than that, and not less than the key before}, of one wait in eight. `latency_p50_ns` and `latency_p99_ns` are of
     all Ps together, None while nothing has run. From any thread.
     """
-    counts = sched.counters() | {"goroutines": moving.count()}
+    counts = sched.counters() | {"goroutines": spawn.count()}
     waits: dict[int, int] = {}
     for row in counts["per_proc"]:
         for below, n in row["latency_ns"].items():
@@ -177,12 +177,12 @@ def dump(file: Any = None) -> None:
     print("gmploop:", " ".join(f"{key}={value}" for key, value in counts.items()), file=file)
     for row in rows:
         print("  P", " ".join(f"{key}={value}" for key, value in row.items()), file=file)
-    moving.show_roots()
+    spawn.show_roots()
     waits = sync.waiting()
     loops = {asyncio._get_running_loop(): None} | {wait.loop: None for wait in waits}
-    handles = moving.all_goroutines()
+    handles = spawn.all_goroutines()
     worlds = {handle.get_loop(): handle for handle in handles}
-    loops |= {moving.home_of(handle): None for handle in handles}
+    loops |= {spawn.home_of(handle): None for handle in handles}
     for loop, handle in [*((loop, None) for loop in loops if loop not in worlds), *worlds.items()]:
         if loop is None:
             continue
@@ -207,7 +207,7 @@ async def end_goroutines(home: Any, timeout: float | None) -> None:
     servers = list(getattr(home, "_isolated", None) or ())
     for server in servers:
         server.hold()
-    while left := moving.all_goroutines(home):
+    while left := spawn.all_goroutines(home):
         for handle in left:
             handle.cancel()
         waiting = [asyncio.ensure_future(_quietly(handle)) for handle in left]

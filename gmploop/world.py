@@ -20,7 +20,7 @@ from asyncio.log import logger
 from concurrent.futures import ThreadPoolExecutor
 
 from gmploop import config, signals
-from gmploop.core import all_tasks, m, moving, netpoll, sched, sysmon
+from gmploop.core import all_tasks, batch, m, moving, netpoll, sched, spawn, sysmon
 from gmploop.loop import Loop
 
 
@@ -200,13 +200,13 @@ def report_broken(error):
     """The poller that all goroutines share is no more: the runs from which they came end with the error."""
     exc = OSError(error, f"the poller that goroutines share is broken: {os.strerror(error)}")
     logger.error("%s", exc)
-    homes = {moving.home_of(handle) for handle in moving.all_goroutines()}
+    homes = {spawn.home_of(handle) for handle in spawn.all_goroutines()}
     for home in homes:
         if isinstance(home, Loop) and not isinstance(home, World):
             with contextlib.suppress(RuntimeError):         # closed
                 home.call_soon_threadsafe(home._end_by, exc)
-    for handle in moving.all_goroutines():
-        if moving.home_of(handle) is None:                  # by a plain thread: main() of lock_main=False, perhaps
+    for handle in spawn.all_goroutines():
+        if spawn.home_of(handle) is None:                  # by a plain thread: main() of lock_main=False, perhaps
             fatal[handle] = exc
             handle.cancel()
 
@@ -267,9 +267,18 @@ def _before_start(procs):
     return n
 
 
-moving.configure(World, report_fatal)
+def _batch_writes():
+    """Whether what worlds write in a busy time leaves together."""
+    batching = config.resolve_write_batching()
+    if batching:
+        batch.configure(**config.batch_tunables())
+    return batching
+
+
+moving.configure(report_fatal)
+spawn.configure(World)
 m.configure(_before_start)
-netpoll.configure(report_broken)
+netpoll.configure(report_broken, _batch_writes)
 sysmon.configure(report_stall)
 Loop._debug_told = staticmethod(sysmon.tell_from)
 os.register_at_fork(after_in_child=_forget_executor)

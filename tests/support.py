@@ -35,11 +35,14 @@ def version_in(ranges):
 # -- the process from outside
 
 def open_fds():
-    """Number and target of each open descriptor."""
+    """Number and target of each open descriptor, but those of the rings that goroutines' threads keep for the process."""
     found = set()
+    batch = sys.modules.get("gmploop.core.batch")
+    kept = batch.open_rings() if batch is not None else []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
-            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
+            if int(name) not in kept:
+                found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
     return found
 
 

@@ -3,7 +3,8 @@
 cpu      worlds that compute between turns: seconds on one P and on two, and their ratio (free-threaded builds)
 tasks    worlds whose work is tasks, queues and locks: the same
 spawn    go() and await of an empty goroutine from a goroutine, ns: by a hundred, and one after the other
-hop      from one goroutine to another by a Channel, ns
+hop      from one goroutine to another by a Channel, ns: as the scheduler places them, which is on one P, and with each
+         locked to a thread of its own
 parked   bytes of resident memory for each goroutine that waits at an Event
 blocker  p99 of a 1 ms sleep beside a goroutine that blocks 200 ms at a time, ms
 idle     context switches a second of a process with 1,000 parked goroutines
@@ -104,12 +105,16 @@ def spawn(n=20000):
         print(f"spawn    {many:.0f} ns by a hundred, {one:.0f} ns one after the other, on {procs} P")
 
 
-def hop(n=20000):
+def hop(n=20000, apart=False):
     async def echo(there, back):
+        if apart:
+            gmploop.lock_os_thread()
         for _ in range(n):
             await back.send(await there.recv())
 
     async def ask(there, back):
+        if apart:
+            gmploop.lock_os_thread()
         start = time.perf_counter()
         for number in range(n):
             await there.send(number)
@@ -122,8 +127,11 @@ def hop(n=20000):
         took = await go(ask, *channels)
         await other
         return took
+    if apart:
+        return print(f"hop      {best(lambda: gmploop.run(main(), procs=2), 3):.0f} ns from thread to thread")
     for procs in 1, 2:
         print(f"hop      {best(lambda: gmploop.run(main(), procs=procs)):.0f} ns on {procs} P")
+    hop(n // 10, apart=True)
 
 
 def _resident():
@@ -131,7 +139,7 @@ def _resident():
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def parked(n=100000):
+def parked(n=1_000_000):
     never = gmploop.Event()
 
     async def waits():

@@ -3,7 +3,7 @@
 Words
     G       an asyncio world: a Loop with its ready ring, inbox, timers and tasks. At most one thread runs it. g.pyx
     locked  a G that one thread runs by run_forever(), with timers and a poller of its own. runtime.pyx
-    moving  a G made by go(): whichever M takes it runs one turn of it. moving.pyx
+    moving  a G made by go(): whichever M takes it runs one turn of it. spawn.pyx, moving.pyx
     P       what an M must hold to run moving Gs: run queue, runnext, timer heap; as many as may run at once. scheduler.h
     M       a thread that runs moving Gs; made on demand, parked, reused. m.pyx
     sysmon  the thread that watches, without P and GIL: retakes Ps, polls late, reports stalls. sysmon.h
@@ -28,6 +28,7 @@ taken one inside the other, in this order:
     a shard of worlds, a world's list of tasks                                                 tasklist.h
 
 Imports point down: runtime -> stream, datagram, sockop -> fdwatch, transport -> poller -> g -> handle; moving -> m, netpoll,
-runtime; sysmon -> sched; rest -> moving; locks -> sync -> grant, waits, waiter -> wait -> shared. What the core needs of
-asyncio is handed to it by gmploop's Python modules; moving, m and sysmon import asyncio for the running loop of their threads.
+runtime; sysmon -> sched; rest, spawn -> moving; locks -> sync -> grant, waits, waiter -> wait -> shared, future. What the
+core needs of asyncio is handed to it by gmploop's Python modules; spawn, moving, m and sysmon import asyncio for the running
+loop of their threads.
 """

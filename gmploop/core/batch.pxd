@@ -1,4 +1,4 @@
-from gmploop.core.poller cimport Watch, uint32_t, int64_t
+from gmploop.core.poller cimport Watch, gl_out, uint32_t, int64_t
 
 cdef extern from "<stdint.h>":
     ctypedef unsigned long long uint64_t
@@ -30,23 +30,26 @@ cdef extern from "uring.h" nogil:
     gl_sqe *gl_uring_queued_at(gl_uring *, uint32_t)
     int gl_uring_next(gl_uring *, gl_cqe *)
 
-cdef extern from "flusher.h" nogil:
+cdef extern from "sends.h" nogil:
     ctypedef struct gl_send:
         const char *data
-        int fd
         uint32_t len
         int sent
-    ctypedef struct gl_batch:
+    int GL_PENDING, GL_ALL
+    int gl_out_take(gl_out *)
+    int gl_out_left(gl_out *, int)
+
+cdef extern from "flusher.h" nogil:
+    ctypedef struct gl_writes:
         uint32_t n
         int watched
         gl_send *a
-    int GL_PENDING
 
 cdef enum:
     SEND_BIT = 0x80000000       # in the low half of user_data: the rest of that half is the send's index
 
 cdef class SendBatch:
-    cdef gl_batch b             # what waits. Shared with the flusher: flusher.h
+    cdef gl_writes b             # what waits. Shared with the flusher: flusher.h
     cdef list waiting           # whose it is, by index; None where it was taken away
     cdef gl_send *now           # what is being sent, ours alone
     cdef uint32_t room          # of now
@@ -69,3 +72,14 @@ cdef class SendBatch:
     cdef int open(self) except -1
     cdef int after_fork(self) except -1
     cdef int close(self) except -1
+
+cdef class SharedBatch:
+    cdef gl_writes b             # what waits. Shared with the flusher
+    cdef list waiting           # whose it is, by index
+    cdef gl_send *now           # what is being sent
+    cdef uint32_t room          # of now
+    cdef list sending           # whose that is
+    cdef int fork_gen
+    cdef bint put(self, Watch w, bytes data, size_t ready) except -1
+    cdef int flush(self) except -1
+    cdef int settle(self, uint32_t i) except -1

@@ -12,19 +12,24 @@ Who holds the bytes: w.out, until w.batch_sent(n) or take(w).
 Sends that took all of their data post no completion (CQE_SKIP_SUCCESS). So that those which did not always do,
 they have MSG_WAITALL: a short send then counts as failed, and tells how much it took.
 
+Who may do a send: sends.h. A loop with a thread of its own has a SendBatch; for worlds that move each M has a SharedBatch.
+
 The io_uring poller gives the sends to its own ring, in the enter in which it waits. For epoll flush() does it in a ring
 of its own that is never waited in: a plain one, which any thread may go on with. One send alone goes by send(2), which
 is cheaper. Where no ring is to be had nothing waits from then on.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdlib cimport free
+from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 from libc.errno cimport ENOSYS
 import atexit
 import logging
 import os
-from gmploop.core.poller cimport fork_generation
+from cpython.object cimport PyObject
+from gmploop.core.g cimport G
+from gmploop.core.handle cimport gl_spinlock, gl_lock, gl_unlock
+from gmploop.core.poller cimport fork_generation, EV_OUT
 
 cdef extern from "flusher.h" nogil:
     """
@@ -37,14 +42,21 @@ cdef extern from "flusher.h" nogil:
         int idle_looks
     gl_flusher gl_the_flusher
     void gl_flusher_watch_forks()
-    int gl_flusher_watch(gl_flusher *, gl_batch *)
-    void gl_flusher_forget(gl_flusher *, gl_batch *)
+    int gl_flusher_watch(gl_flusher *, gl_writes *)
+    void gl_flusher_forget(gl_flusher *, gl_writes *)
     void gl_flusher_stop(gl_flusher *)
-    int gl_batch_add(gl_batch *, int, const char *, uint32_t, int *)
-    int gl_batch_change(gl_batch *, int, const char *, uint32_t)
-    uint32_t gl_batch_take(gl_batch *, gl_send **, uint32_t *)
-    int gl_send_now(gl_send *)
-    int INT_MAX, FLAGS "(MSG_NOSIGNAL | MSG_DONTWAIT | MSG_WAITALL)"
+    uint32_t gl_out_put(gl_out *)
+    bint gl_out_settle(gl_send *)
+    void gl_out_settled(gl_send *, bint)
+    int gl_writes_add(gl_writes *, int, const char *, uint32_t, gl_out *, uint32_t, int *)
+    int gl_writes_change(gl_writes *, int, const char *, uint32_t)
+    uint32_t gl_writes_take(gl_writes *, gl_send **, uint32_t *)
+    void gl_send_now(gl_send *)
+    void gl_send_fill(gl_sqe *, gl_send *, uint64_t)
+    int gl_sends_do(gl_uring *, gl_send *, uint32_t)
+
+cdef extern from "atomics.h" nogil:
+    uint32_t gl_fetch_or_acq_rel(uint32_t *, uint32_t)
 
 cdef enum:
     FEAT_CQE_SKIP = 1 << 11     # IORING_FEAT_CQE_SKIP, since Linux 5.17
@@ -75,6 +87,20 @@ def stop_flusher():
         gl_flusher_stop(&gl_the_flusher)
 
 
+cdef bint open_ring(gl_uring *r) except -1:
+    """Open a ring for sends; whether there is one."""
+    global told_refusal
+    cdef int e = gl_uring_open(r, ENTRIES, 4 * ENTRIES)
+    if e >= 0 and not (r.has_op[<int>GL_OP_SEND] and r.features & FEAT_CQE_SKIP):
+        gl_uring_free(r)
+        e = -ENOSYS
+    if e < 0 and not told_refusal:
+        told_refusal = True
+        logging.getLogger("gmploop").info(
+            "write_batching: each write leaves alone, since io_uring is not to be had: %s", os.strerror(-e))
+    return e >= 0
+
+
 gl_flusher_watch_forks()
 os.register_at_fork(before=stop_flusher)
 atexit.register(stop_flusher)          # a loop in a daemon thread may be in the middle of a turn
@@ -100,13 +126,13 @@ cdef class SendBatch:
         if w.batch_at < 0:
             return False
         if w.batch_at:
-            if gl_batch_change(&self.b, w.batch_at - 1, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) != GL_PENDING:
+            if gl_writes_change(&self.b, w.batch_at - 1, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) != GL_PENDING:
                 return False
             w.out = data                    # after the change: what it replaces may be freed now
             return True
         if ready < MIN_READY and not self.b.n or self.refused or self.fork_gen != fork_generation():
             return False
-        at = gl_batch_add(&self.b, w.fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), &watch)
+        at = gl_writes_add(&self.b, w.fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), NULL, 0, &watch)
         if at < 0:
             raise MemoryError()
         self.waiting.append(w)
@@ -131,7 +157,7 @@ cdef class SendBatch:
                 self.now[at].data = NULL
             return self.now[at].sent
         self.waiting[at] = None
-        return gl_batch_change(&self.b, at, NULL, 0) if self.fork_gen == fork_generation() else INT_MAX
+        return gl_writes_change(&self.b, at, NULL, 0) if self.fork_gen == fork_generation() else GL_ALL
 
     cdef uint32_t begin(self) except? 0:
         """Make what waits the sends of now; how many these are: none while others are. Nothing that could let other code
@@ -141,7 +167,7 @@ cdef class SendBatch:
         cdef uint32_t n, i
         if self.sending:
             return 0
-        n = gl_batch_take(&self.b, &self.now, &self.room)
+        n = gl_writes_take(&self.b, &self.now, &self.room)
         self.waiting, self.sending = fresh, self.waiting
         for i in range(n):
             w = <Watch>self.sending[i]
@@ -154,11 +180,7 @@ cdef class SendBatch:
         return self.now[i].data != NULL and self.now[i].sent == GL_PENDING
 
     cdef int fill(self, gl_sqe *e, uint32_t i) except -1:
-        cdef gl_send *s = &self.now[i]
-        e.opcode, e.fd, e.flags, e.op_flags = GL_OP_SEND, s.fd, GL_SQE_SKIP_SUCCESS, FLAGS
-        e.addr, e.len = <uint64_t><size_t>s.data, s.len
-        e.user_data = SEND_BIT | i
-        s.sent = INT_MAX
+        gl_send_fill(e, &self.now[i], SEND_BIT | i)
         return 0
 
     cdef int note(self, uint32_t low, int res) except -1:
@@ -223,52 +245,22 @@ cdef class SendBatch:
 
     cdef int flush(self) except -1:
         """Send what waits, now; not while that is under way."""
-        cdef uint32_t n, i = 0
-        cdef gl_sqe *e
-        cdef gl_cqe c
-        cdef int error = 0
+        cdef uint32_t n
         if self.sending:                # the last one has raised
             self.settle()
         n = self.begin()
-        if n > 1 and (self.r.fd < 0 or self.fork_gen != fork_generation()):
-            self.open()
-        while i < n and n > 1 and self.r.fd >= 0 and not error:
-            while i < n:
-                if self.is_pending(i):
-                    e = gl_uring_sqe(&self.r)
-                    if e == NULL:
-                        break
-                    self.fill(e, i)
-                i += 1
+        if n == 1:
+            gl_send_now(self.now)
+        elif n:
+            if self.r.fd < 0 or self.fork_gen != fork_generation():
+                self.open()
             with nogil:
-                error = gl_uring_submit(&self.r)
-            while gl_uring_next(&self.r, &c):
-                self.note(<uint32_t>c.user_data, c.res)
-        if error:
-            self.take_back(&self.r)
-        while i < n:
-            if self.is_pending(i):
-                self.now[i].sent = gl_send_now(&self.now[i])
-            i += 1
+                gl_sends_do(&self.r, self.now, n)
         return self.settle()
 
     cdef int open(self) except -1:
         gl_uring_free(&self.r)
-        global told_refusal
-        cdef int e
-        if self.refused:
-            return 0
-        e = gl_uring_open(&self.r, ENTRIES, 4 * ENTRIES)
-        if e >= 0 and not (self.r.has_op[<int>GL_OP_SEND] and self.r.features & FEAT_CQE_SKIP):
-            gl_uring_free(&self.r)
-            e = -ENOSYS
-        if e < 0:
-            self.refused = True
-            if told_refusal:
-                return 0
-            told_refusal = True
-            logging.getLogger("gmploop").info(
-                "write_batching: each write leaves alone, since io_uring is not to be had: %s", os.strerror(-e))
+        self.refused = self.refused or not open_ring(&self.r)
         return 0
 
     cdef int after_fork(self) except -1:
@@ -293,4 +285,153 @@ cdef class SendBatch:
                 w.out, w.batch_at = None, 0
         self.waiting, self.sending = [], []
         gl_uring_free(&self.r)
+        return 0
+
+
+# -- worlds that move
+
+# Rings for their Ms, as many as have flushed at the same time; those in use are not here. Under rings_lock.
+cdef gl_uring *rings = NULL
+cdef size_t rings_free = 0, rings_room = 0
+cdef gl_spinlock rings_lock
+
+
+cdef gl_uring take_ring() except *:
+    """A ring of nobody's, or a new one; its fd is -1 if none can be had."""
+    cdef gl_uring r
+    global rings_free
+    r.fd = -1
+    gl_lock(&rings_lock)
+    if rings_free:
+        rings_free -= 1
+        r = rings[rings_free]
+    gl_unlock(&rings_lock)
+    if r.fd < 0:
+        open_ring(&r)
+    return r
+
+
+cdef int give_ring(gl_uring *r) except -1:
+    cdef bint kept = False
+    cdef gl_uring *more
+    global rings, rings_free, rings_room
+    if r.fd < 0:
+        return 0
+    gl_lock(&rings_lock)
+    if rings_free == rings_room:
+        more = <gl_uring *>realloc(rings, (rings_room + 8) * sizeof(gl_uring))
+        if more != NULL:
+            rings, rings_room = more, rings_room + 8
+    if rings_free < rings_room:
+        rings[rings_free] = r[0]
+        rings_free += 1
+        kept = True
+    gl_unlock(&rings_lock)
+    if not kept:
+        gl_uring_free(r)
+    return 0
+
+
+def close_rings():
+    """Let go of the rings that nobody uses: in a child of fork(), where they are the parent's."""
+    global rings_free
+    gl_unlock(&rings_lock)                  # a thread that is not in this process may have held it
+    while rings_free:
+        rings_free -= 1
+        gl_uring_free(&rings[rings_free])
+
+
+os.register_at_fork(after_in_child=close_rings)
+
+
+def rings_to_be_had():
+    """Whether there is a ring for worlds that move; where not, nothing of theirs is to wait."""
+    cdef gl_uring r = take_ring()
+    give_ring(&r)
+    return r.fd >= 0
+
+
+def open_rings():
+    """The descriptors of the rings that nobody uses at this moment."""
+    gl_lock(&rings_lock)
+    fds = [rings[i].fd for i in range(rings_free)]
+    gl_unlock(&rings_lock)
+    return fds
+
+
+@cython.final
+cdef class SharedBatch:
+    """What the worlds that an M runs have written. The M flushes before it looks for work elsewhere, every so many turns,
+    and when its thread ends; an M whose callback blocks or computes leaves it to the flusher. All methods are for its
+    thread. Rings are plain ones: any M may go on with one, and nothing in it waits for the M that used it last."""
+
+    def __cinit__(self):
+        self.waiting, self.sending = [], []
+        self.fork_gen = fork_generation()
+
+    def __dealloc__(self):
+        if self.fork_gen == fork_generation():
+            gl_flusher_forget(&gl_the_flusher, &self.b)
+        free(self.b.a)
+        free(self.now)
+
+    cdef bint put(self, Watch w, bytes data, size_t ready) except -1:
+        """Have data sent later, in the place of w.out, which no batch has; False: it is not to wait."""
+        cdef int at, watch = 0
+        cdef bytes before = w.out
+        if self.b.n >= ENTRIES or ready < MIN_READY and not self.b.n:
+            return False
+        self.waiting.append(w)
+        w.out, w.batch_at = data, <int>PyBytes_GET_SIZE(data)
+        at = gl_writes_add(&self.b, w.fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), &w.shared_out, gl_out_put(&w.shared_out), &watch)
+        if at < 0 or watch and gl_flusher_watch(&gl_the_flusher, &self.b) != 0:     # no memory, or no thread, to be had
+            if at < 0:
+                self.waiting.pop()
+            else:
+                self.b.watched = 0
+            gl_out_take(&w.shared_out)
+            w.out, w.batch_at = before, 0
+            return False
+        return True
+
+    cdef int flush(self) except -1:
+        """Send what waits, now, and tell the worlds whose data the kernel has not taken."""
+        cdef uint32_t n, i
+        cdef gl_uring r
+        cdef object failed = None
+        if self.fork_gen != fork_generation():
+            return 0                        # it is the parent's
+        r.fd = -1
+        if self.b.n > 1:
+            r = take_ring()
+        n = gl_writes_take(&self.b, &self.now, &self.room)
+        self.waiting, self.sending = self.sending, self.waiting
+        with nogil:
+            if gl_sends_do(&r, self.now, n) < 0:
+                gl_uring_free(&r)
+        for i in range(n):
+            try:
+                self.settle(i)
+            except BaseException as exc:    # the others are told all the same
+                failed = exc if failed is None else failed
+        self.sending.clear()
+        give_ring(&r)
+        if failed is not None:
+            raise failed
+        return 0
+
+    cdef int settle(self, uint32_t i) except -1:
+        cdef Watch w = <Watch>self.sending[i]
+        cdef gl_send *s = &self.now[i]
+        cdef G g
+        if not gl_out_settle(s):
+            return 0
+        if s.sent >= <int>s.len:
+            data, w.out = w.out, None
+            gl_out_settled(s, True)         # nothing that may run other code comes before this
+            return 0
+        g = w.g
+        gl_out_settled(s, False)
+        if g is not None and gl_fetch_or_acq_rel(&w.posted, EV_OUT) == 0:
+            g.post_event(<PyObject *>w)
         return 0

@@ -20,42 +20,24 @@
 #ifndef GMPLOOP_FLUSHER_H
 #define GMPLOOP_FLUSHER_H
 
-#include "atomics.h"
 #include "park.h"
-#include <errno.h>
-#include <limits.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
+#include "sends.h"
 #if defined(__linux__)
 #include <sys/prctl.h>
 #endif
 
-#ifndef MSG_NOSIGNAL
-#define MSG_NOSIGNAL 0
-#endif
-
-enum { GL_PENDING = INT_MIN };
-
-typedef struct {
-    const char *data;                   /* NULL: taken away */
-    int fd;
-    uint32_t len;
-    int sent;                           /* GL_PENDING, or bytes, or -errno */
-} gl_send;
-
-typedef struct gl_batch {
+typedef struct gl_writes {
     gl_spinlock lock;
     int watched, idle;
     uint32_t n, room, turn;             /* turn: how often all was taken */
     int64_t since_ns;                   /* of the first entry */
     gl_send *a;
-    struct gl_batch *next;
-} gl_batch;
+    struct gl_writes *next;
+} gl_writes;
 
 typedef struct {
     pthread_mutex_t lock;
-    gl_batch *first;
+    gl_writes *first;
     gl_note note;
     pthread_t thread;
     int running, stopping;              /* under lock */
@@ -63,17 +45,12 @@ typedef struct {
     int idle_looks;
 } gl_flusher;
 
-static inline int gl_send_now(gl_send *s) {
-    ssize_t n = send(s->fd, s->data, s->len, MSG_NOSIGNAL | MSG_DONTWAIT);
-    return n < 0 ? -errno : (int)n;
-}
-
 /* Send what is pending in the batch, whose lock is held; it is let go between two sends. */
-static void gl_batch_send(gl_batch *b) {
+static void gl_writes_send(gl_writes *b) {
     uint32_t turn = b->turn;
     for (uint32_t i = 0; turn == b->turn && i < b->n; i++) {
         if (!b->a[i].data || b->a[i].sent != GL_PENDING) continue;
-        b->a[i].sent = gl_send_now(&b->a[i]);
+        gl_send_or_wait(&b->a[i]);
         gl_unlock(&b->lock);
         gl_lock(&b->lock);
     }
@@ -83,7 +60,7 @@ static void gl_batch_send(gl_batch *b) {
  * look again, < 0: not before somebody wakes it. */
 static int64_t gl_flusher_look(gl_flusher *F, int64_t now_ns, int at_once) {
     int64_t next_ns = -1;
-    gl_batch **at = &F->first, *b;
+    gl_writes **at = &F->first, *b;
     while ((b = *at)) {
         int64_t due_ns;
         gl_lock(&b->lock);
@@ -91,7 +68,7 @@ static int64_t gl_flusher_look(gl_flusher *F, int64_t now_ns, int at_once) {
             b->idle = 0;
             due_ns = b->since_ns + F->wait_ns;
             if (at_once || due_ns <= now_ns) {
-                gl_batch_send(b);
+                gl_writes_send(b);
                 due_ns = now_ns + F->wait_ns;
             }
         } else {
@@ -136,7 +113,7 @@ static int gl_flusher_start(gl_flusher *F) {
 }
 
 /* Put a batch on the list; its owner has set `watched`. An errno if there is no thread to watch it. */
-static int gl_flusher_watch(gl_flusher *F, gl_batch *b) {
+static int gl_flusher_watch(gl_flusher *F, gl_writes *b) {
     int e = 0;
     pthread_mutex_lock(&F->lock);
     if (F->stopping) e = EAGAIN;
@@ -154,9 +131,9 @@ static int gl_flusher_watch(gl_flusher *F, gl_batch *b) {
 }
 
 /* Take a batch off the list: it is not touched any more when this returns. */
-static void gl_flusher_forget(gl_flusher *F, gl_batch *b) {
+static void gl_flusher_forget(gl_flusher *F, gl_writes *b) {
     pthread_mutex_lock(&F->lock);
-    for (gl_batch **at = &F->first; *at; at = &(*at)->next)
+    for (gl_writes **at = &F->first; *at; at = &(*at)->next)
         if (*at == b) {
             *at = b->next;
             break;
@@ -189,8 +166,9 @@ static void gl_flusher_after_fork(gl_flusher *F) {
 
 /* For the batch's owner. */
 
-/* Append an entry; its index, or -1 without memory. *watch: whether gl_flusher_watch() has to be called. */
-static int gl_batch_add(gl_batch *b, int fd, const char *data, uint32_t len, int *watch) {
+/* Append an entry; its index, or -1 without memory. *watch: whether gl_flusher_watch() has to be called. `out`, of a world
+ * that moves: put there first, and its generation. */
+static int gl_writes_add(gl_writes *b, int fd, const char *data, uint32_t len, gl_out *out, uint32_t gen, int *watch) {
     int64_t now_ns = b->n ? 0 : gl_now_ns();    /* only the owner changes n: it reads it without the lock */
     int at = -1;
     gl_lock(&b->lock);
@@ -205,7 +183,7 @@ static int gl_batch_add(gl_batch *b, int fd, const char *data, uint32_t len, int
     if (b->n < b->room) {
         if (!b->n) b->since_ns = now_ns;
         at = (int)b->n++;
-        b->a[at] = (gl_send){ data, fd, len, GL_PENDING };
+        b->a[at] = (gl_send){ data, fd, len, GL_PENDING, gen, out };
         *watch = !b->watched;
         b->watched = 1;
     }
@@ -214,7 +192,7 @@ static int gl_batch_add(gl_batch *b, int fd, const char *data, uint32_t len, int
 }
 
 /* Give a pending entry other bytes, data NULL: take it away. GL_PENDING, or what sending it gave: then nothing is changed. */
-static int gl_batch_change(gl_batch *b, int at, const char *data, uint32_t len) {
+static int gl_writes_change(gl_writes *b, int at, const char *data, uint32_t len) {
     gl_lock(&b->lock);
     gl_send *s = &b->a[at];
     int sent = s->sent;
@@ -227,7 +205,7 @@ static int gl_batch_change(gl_batch *b, int at, const char *data, uint32_t len) 
 }
 
 /* Take all entries, against an empty array for the next turn. */
-static uint32_t gl_batch_take(gl_batch *b, gl_send **a, uint32_t *room) {
+static uint32_t gl_writes_take(gl_writes *b, gl_send **a, uint32_t *room) {
     gl_send *empty = *a;
     uint32_t n, empty_room = *room;
     gl_lock(&b->lock);

@@ -22,10 +22,10 @@ cdef extern from "gstate.h" nogil:
     ctypedef struct gl_g
     ctypedef struct gl_g:
         int state
-        void *obj
-        void *lockedm
-        Py_ssize_t tpos
+        unsigned locked
+        void *pool
         gl_g *all_next
+    void *gl_obj(gl_g *)
 
 cdef extern from "tasklist.h" nogil:
     ctypedef struct gl_node:
@@ -44,18 +44,18 @@ cdef extern from "world.h" nogil:
     int POOL
 
 cdef class G:
+    cdef gl_g s             # state word and links of the scheduler: gstate.h. First, see gl_obj()
     cdef gl_world w         # owner, lock, timer heap
-    cdef gl_g s             # state word and links of the scheduler: gstate.h
     cdef gl_ring ready      # Handle pointers, Watch pointers with bit 0 set, and pointers of tasks to be stepped with
                             # bit 1 set; each a reference. With both bits: the world itself, for a step of its root
                             # coroutine; no reference. Owner only
     cdef PyObject *inbox    # newest first list of Handles linked by `next`; pushed by CAS, taken whole by the owner
-    cdef gl_pool *pool      # handles kept for reuse: a locked world's own, or its M's while one runs it; may be NULL
     cdef gl_own_tasks *tasks        # of ours, not done; NULL before the first. By the owner, read by anybody; task.pyx
     cdef PyObject *current  # the task of ours whose step runs, borrowed; where asyncio has _current_tasks. The world
                             # itself stands for its root task while nobody has asked for that
     cdef int watches        # of a world that moves: how many it has at the shared poller
     cdef flag told          # asyncio has been told of `current`
+    cdef flag begun         # of a world that moves: its root coroutine has begun. By who runs it; any thread may ask
     cdef flag custom_call_soon      # callbacks go through it and not directly into the ring
     cdef int waits, waits_ended     # operations at channels, locks and the like (waiter.pyx): begun, less those ended,
                                     # by the owner; and ended by others, atomic. Those that wait are the difference

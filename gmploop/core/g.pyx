@@ -23,7 +23,7 @@ from cpython.object cimport PyObject
 from gmploop.core.handle cimport (
     make_handle, CANCELLED, THREADSAFE, RUNNING, EVENT, GL_FREE_THREADED, gl_world_mine, gl_thread_ident, cancel_waits,
     gl_fetch_or_acq_rel, gl_fetch_and_acq_rel, load_flags,
-    gl_timers_push, gl_timers_remove, gl_timers_free)
+    gl_timers_len, gl_timers_push, gl_timers_remove, gl_timers_free)
 
 cdef extern from "Python.h":
     ctypedef int (*visitproc)(PyObject *, void *) noexcept
@@ -64,6 +64,7 @@ cdef extern from *:
         PyErr_Restore(t, v, tb);
         return -1;
     }
+    #define gl_obj_fits() (offsetof(struct __pyx_obj_7gmploop_4core_1g_G, s) == GL_OBJ_HEAD)
     static int gl_has_weakrefs(PyObject *o) {
         return *(PyObject **)((char *)o + Py_TYPE(o)->tp_weaklistoffset) != NULL;
     }
@@ -71,6 +72,7 @@ cdef extern from *:
     int gl_call_in(PyObject *, PyObject *, PyObject *) noexcept
     int call_in_raising "gl_call_in"(PyObject *, PyObject *, PyObject *) except -1
     bint gl_has_weakrefs(object)
+    bint gl_obj_fits()
 
 
 cdef extern from *:
@@ -139,9 +141,9 @@ cdef class G:
             self.drain_inbox()
             entry = gl_ring_pop(&self.ready)
             if entry == 0:
-                if not self.w.timers.n:
+                if not gl_timers_len(&self.w.timers):
                     return 0
-                entry = <size_t>gl_timers_remove(&self.w.timers, self.w.timers.n - 1)
+                entry = <size_t>gl_timers_remove(&self.w.timers, gl_timers_len(&self.w.timers) - 1)
             p = <PyObject *>(entry & ~<size_t>3)
             if entry & 3 == 0:
                 h = <Handle>p
@@ -164,9 +166,10 @@ cdef class G:
         """A new handle in the ready ring. By the owner."""
         cdef Handle h
         cdef PyObject *p
-        if self.pool != NULL and self.pool.n:
-            self.pool.n -= 1
-            p = self.pool.a[self.pool.n]
+        cdef gl_pool *pool = <gl_pool *>self.s.pool
+        if pool != NULL and pool.n:
+            pool.n -= 1
+            p = pool.a[pool.n]
             h = <Handle>p
             Py_DECREF(<object>p)
             Py_INCREF(callback)
@@ -245,7 +248,7 @@ cdef class G:
 
     cdef int take_due(self, double now) except -1:
         """Move the timers whose deadline has come to the ready ring, in the order of their deadlines."""
-        while self.w.timers.n and self.w.timers.a[0].when <= now:
+        while gl_timers_len(&self.w.timers) and self.w.timers.a[0].when <= now:
             self.push_entry(<size_t>gl_timers_remove(&self.w.timers, 0))
         return 0
 
@@ -303,6 +306,7 @@ cdef class G:
         cdef PyObject *cb
         cdef PyObject *args
         cdef PyObject *ctx
+        cdef gl_pool *pool
         if load_flags(&h.flags) & (CANCELLED | EVENT):
             if load_flags(&h.flags) & EVENT:
                 self.run_event(h.callback)
@@ -331,11 +335,13 @@ cdef class G:
         if load_flags(&h.flags):
             if load_flags(&h.flags) & RUNNING:
                 gl_fetch_and_acq_rel(&h.flags, ~RUNNING)
-        elif self.pool != NULL and self.pool.n < POOL and Py_REFCNT(<PyObject *>h) == 1:
-            if type(h) is Handle and not gl_has_weakrefs(h) and h.source_traceback == NULL:
-                Py_INCREF(h)
-                self.pool.a[self.pool.n] = <PyObject *>h
-                self.pool.n += 1
+        else:
+            pool = <gl_pool *>self.s.pool
+            if pool != NULL and pool.n < POOL and Py_REFCNT(<PyObject *>h) == 1:
+                if type(h) is Handle and not gl_has_weakrefs(h) and h.source_traceback == NULL:
+                    Py_INCREF(h)
+                    pool.a[pool.n] = <PyObject *>h
+                    pool.n += 1
         return 0
 
     cdef int callback_failed(self, Handle h, PyObject *cb, PyObject *args, PyObject *ctx) except -1:
@@ -387,7 +393,7 @@ cdef int g_traverse(PyObject *o, visitproc visit, void *arg) noexcept:
         if r:
             return r
         r = visit_entry(gl_ring_at(&(<G>o).ready, i), visit, arg)
-    for i in range((<G>o).w.timers.n):
+    for i in range(gl_timers_len(&(<G>o).w.timers)):
         if r:
             return r
         r = visit_entry(<size_t>(<G>o).w.timers.a[i].item, visit, arg)
@@ -405,3 +411,6 @@ base_traverse = (<SlotsOfType *>G).tp_traverse
 base_clear = (<SlotsOfType *>G).tp_clear
 (<SlotsOfType *>G).tp_traverse = g_traverse
 (<SlotsOfType *>G).tp_clear = g_clear
+
+if not gl_obj_fits():
+    raise SystemError("gl_obj() of gstate.h does not fit the layout of G")

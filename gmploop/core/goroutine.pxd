@@ -1,5 +1,16 @@
 from gmploop.core.g cimport G
-from gmploop.core.handle cimport flag, gl_spinlock
+
+cdef extern from "fate.h" nogil:
+    ctypedef struct gl_fate:
+        pass
+    void gl_fate_lock(gl_fate *)
+    void gl_fate_unlock(gl_fate *)
+    int gl_fate_status(gl_fate *)
+    bint gl_fate_seen(gl_fate *)
+    void *gl_fate_world(gl_fate *)
+    void gl_fate_begin(gl_fate *, void *)
+    void gl_fate_end(gl_fate *, int)
+    void gl_fate_see(gl_fate *)
 
 cdef enum:
     PENDING = 0
@@ -8,19 +19,19 @@ cdef enum:
     CANCELLED = 3
 
 cdef class Goroutine:
-    cdef G world                    # None once it is over
+    cdef gl_fate fate               # its world, then how it ended; and a lock
     cdef object held                # while PENDING who waits: None, a world whose root coroutine does, or a list of what
                                     # tell() takes. Then the result; of one that has failed (exception, traceback at the end)
-    cdef object name_               # of the root task; None until somebody asks, if go() was given none
-    cdef object maker               # the loop that ran go(), for its exception handler
+    cdef object maker               # the loop that ran go(), for its exception handler; or a Named
     cdef object __weakref__
-    cdef gl_spinlock lock           # guards what is above, and status while that is PENDING
-    cdef flag started               # its root coroutine has begun
-    cdef flag retrieved             # somebody has seen the exception
-    cdef int status
+
+cdef class Named:
+    cdef object maker
+    cdef str name                   # of the root task, if go() was given one or somebody has asked
 
 # Functions and no methods: an object that is made by the million has no room for a pointer to them.
 cdef str name_of(Goroutine handle)
+cdef Named named(object maker, str name)
 cdef int finish(Goroutine handle, int status, object value) except -1
 cdef bint wait(Goroutine handle, object entry) except -1
 cdef bint join_root(Goroutine handle, G w) except -1

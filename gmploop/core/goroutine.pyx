@@ -14,8 +14,8 @@ import asyncio
 import threading
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
-from gmploop.core.g cimport G
-from gmploop.core.handle cimport flag, gl_lock, gl_unlock
+from gmploop.core.g cimport G, gl_obj
+from gmploop.core.handle cimport flag
 from gmploop.core.sched cimport current_m, gl_m
 from gmploop.core.task cimport next_number
 from gmploop.core.waiter cimport Waiter, set_next
@@ -40,10 +40,7 @@ cdef extern from "Python.h":
     object PyContext_CopyCurrent()
 
 cdef extern from "atomics.h" nogil:
-    int load_status "gl_load_acquire"(int *)
-    void store_status "gl_store_release"(int *, int)
     flag load_flag "gl_load_acquire"(flag *)
-    void store_flag "gl_store_release"(flag *, flag)
 
 cdef object get_running_loop = asyncio._get_running_loop
 cdef object CancelledError = asyncio.CancelledError
@@ -51,23 +48,22 @@ cdef object CancelledError = asyncio.CancelledError
 
 cdef bint is_of(Goroutine handle, PyObject *loop) noexcept:
     """Whether it is this loop's goroutine, which may end in this moment."""
-    gl_lock(&handle.lock)
-    same = <PyObject *>handle.world == loop
-    gl_unlock(&handle.lock)
+    gl_fate_lock(&handle.fate)
+    same = <PyObject *>gl_fate_world(&handle.fate) == loop
+    gl_fate_unlock(&handle.fate)
     return same
 
 
 cdef int finish(Goroutine handle, int status, object value) except -1:
     if status == FAILED:
         value = value, value.__traceback__
-    gl_lock(&handle.lock)
-    if handle.status != PENDING:
-        gl_unlock(&handle.lock)
+    gl_fate_lock(&handle.fate)
+    if gl_fate_status(&handle.fate) != PENDING:
+        gl_fate_unlock(&handle.fate)
         return 0
     waiters, handle.held = handle.held, value
-    store_status(&handle.status, status)
-    world, handle.world = handle.world, None
-    gl_unlock(&handle.lock)
+    gl_fate_end(&handle.fate, status)
+    gl_fate_unlock(&handle.fate)
     if type(waiters) is list:
         for entry in <list>waiters:
             tell(handle, entry)
@@ -83,7 +79,7 @@ cdef int tell(Goroutine handle, object entry) except -1:
         (<G>entry).wake_root(False, False)
     elif type(entry) is Join:
         join = <Join>entry
-        if gl_wait_decide(&join.state, W_GRANTED, 0) == 2:
+        if gl_wait_decide(&join.node.state, W_GRANTED, 0) == 2:
             join.wake()
     else:
         loop, callback, context = entry
@@ -102,8 +98,8 @@ cdef bint wait(Goroutine handle, object entry) except -1:
     """Tell `entry` when it is over; False if it is over."""
     cdef bint waits
     cdef list made = [entry]
-    gl_lock(&handle.lock)
-    waits = handle.status == PENDING
+    gl_fate_lock(&handle.fate)
+    waits = gl_fate_status(&handle.fate) == PENDING
     if waits:
         if type(handle.held) is list:
             (<list>handle.held).append(entry)
@@ -111,15 +107,15 @@ cdef bint wait(Goroutine handle, object entry) except -1:
             if handle.held is not None:
                 made.insert(0, handle.held)
             handle.held = made
-    gl_unlock(&handle.lock)
+    gl_fate_unlock(&handle.fate)
     return waits
 
 
 cdef bint forget(Goroutine handle, object entry) except -1:
     """Whether `entry` still waited; it does no longer."""
     cdef Py_ssize_t i, at = -1
-    gl_lock(&handle.lock)
-    if handle.status != PENDING:
+    gl_fate_lock(&handle.fate)
+    if gl_fate_status(&handle.fate) != PENDING:
         pass
     elif type(handle.held) is list:
         for i in range(len(<list>handle.held)):
@@ -130,19 +126,19 @@ cdef bint forget(Goroutine handle, object entry) except -1:
             del (<list>handle.held)[at]          # `entry` keeps it alive: nothing is freed under the lock
     elif handle.held is entry:
         handle.held, at = None, 0
-    gl_unlock(&handle.lock)
+    gl_fate_unlock(&handle.fate)
     return at >= 0
 
 
 cdef bint join_root(Goroutine handle, G w) except -1:
     """The same for the root coroutine of a world, which mostly is the only one."""
     cdef bint alone, over
-    gl_lock(&handle.lock)
-    over = handle.status != PENDING
+    gl_fate_lock(&handle.fate)
+    over = gl_fate_status(&handle.fate) != PENDING
     alone = handle.held is None and not over
     if alone:
         handle.held = w
-    gl_unlock(&handle.lock)
+    gl_fate_unlock(&handle.fate)
     return alone or (not over and wait(handle, w))
 
 
@@ -153,10 +149,10 @@ cdef object join(Goroutine handle):
 
 
 cdef object outcome(Goroutine handle):
-    if handle.status == CANCELLED:
+    if gl_fate_status(&handle.fate) == CANCELLED:
         raise CancelledError(*handle.held.args) if handle.held is not None else CancelledError()
-    if handle.status == FAILED:
-        store_flag(&handle.retrieved, True)
+    if gl_fate_status(&handle.fate) == FAILED:
+        gl_fate_see(&handle.fate)
         raise failure(handle).with_traceback((<tuple>handle.held)[1])     # as each time: it does not grow
     return handle.held
 
@@ -165,25 +161,36 @@ cdef object failure(Goroutine handle):
     return (<tuple>handle.held)[0]
 
 
+cdef Named named(object maker, str name):
+    cdef Named made = Named.__new__(Named)
+    made.maker, made.name = maker, name
+    return made
+
+
+cdef object maker_of(Goroutine handle):
+    gl_fate_lock(&handle.fate)
+    maker = handle.maker
+    gl_fate_unlock(&handle.fate)
+    return maker
+
+
 cdef str name_of(Goroutine handle):
     """Of the root task; made when somebody asks."""
-    cdef str made
-    name = given_name(handle)
-    if name is None:
-        made = f"Task-{next_number()}"
-        gl_lock(&handle.lock)
-        if handle.name_ is None:
-            handle.name_ = made
-        name = handle.name_
-        gl_unlock(&handle.lock)
-    return name
+    cdef Named made
+    maker = maker_of(handle)
+    if type(maker) is not Named:
+        made = named(maker, f"Task-{next_number()}")
+        gl_fate_lock(&handle.fate)
+        if type(handle.maker) is not Named:
+            handle.maker = made             # it holds what was there: nothing is freed under the lock
+        maker = handle.maker
+        gl_fate_unlock(&handle.fate)
+    return (<Named>maker).name
 
 
-cdef object given_name(Goroutine handle):
-    gl_lock(&handle.lock)
-    name = handle.name_
-    gl_unlock(&handle.lock)
-    return name
+@cython.final
+cdef class Named:
+    """The maker of a goroutine whose root task has a name."""
 
 
 @cython.final
@@ -199,7 +206,7 @@ cdef class Goroutine:
         Raises what the goroutine raised, asyncio.CancelledError if it was cancelled, TimeoutError; RuntimeError if it is
         not over and the thread runs a loop, which would stand still: await the goroutine there.
         """
-        if load_status(&self.status) == PENDING:
+        if gl_fate_status(&self.fate) == PENDING:
             if get_running_loop() is not None:
                 raise RuntimeError("result() would block the running loop: await the goroutine")
             over = threading.Event()
@@ -211,12 +218,12 @@ cdef class Goroutine:
     def exception(self):
         """The exception that ended it, or None. Raises asyncio.InvalidStateError while it runs, CancelledError if it was
         cancelled."""
-        if load_status(&self.status) == PENDING:
+        if gl_fate_status(&self.fate) == PENDING:
             raise asyncio.InvalidStateError("the goroutine is not over")
-        if self.status == CANCELLED:
+        if gl_fate_status(&self.fate) == CANCELLED:
             raise CancelledError
-        store_flag(&self.retrieved, True)
-        return failure(self) if self.status == FAILED else None
+        gl_fate_see(&self.fate)
+        return failure(self) if gl_fate_status(&self.fate) == FAILED else None
 
     def cancel(self, msg=None):
         """Ask the root task to end with CancelledError; False if it is over. From any thread."""
@@ -225,11 +232,11 @@ cdef class Goroutine:
 
     def cancelled(self):
         """Whether it ended with CancelledError."""
-        return load_status(&self.status) == CANCELLED
+        return gl_fate_status(&self.fate) == CANCELLED
 
     def done(self):
         """Whether it is over."""
-        return load_status(&self.status) != PENDING
+        return gl_fate_status(&self.fate) != PENDING
 
     def add_done_callback(self, fn, *, context=None):
         """Call fn(goroutine) once it is over, soon: in the caller's loop, or, from a plain thread, in the thread that
@@ -241,30 +248,44 @@ cdef class Goroutine:
 
     def get_name(self):
         """The name of its root task; None before that has begun, if go() was given none."""
-        return name_of(self) if load_flag(&self.started) else given_name(self)
+        cdef PyObject *world
+        cdef bint begun
+        gl_fate_lock(&self.fate)
+        world = <PyObject *>gl_fate_world(&self.fate)
+        begun = world == NULL or load_flag(&(<G>world).begun)
+        gl_fate_unlock(&self.fate)
+        if begun:
+            return name_of(self)
+        maker = maker_of(self)
+        return (<Named>maker).name if type(maker) is Named else None
 
     def get_loop(self):
         """Its world, None once it is over."""
-        gl_lock(&self.lock)
-        world = self.world
-        gl_unlock(&self.lock)
-        return world
+        cdef PyObject *world
+        gl_fate_lock(&self.fate)
+        world = <PyObject *>gl_fate_world(&self.fate)
+        found = <object>world if world != NULL else None
+        gl_fate_unlock(&self.fate)
+        return found
 
     def __repr__(self):
-        cdef int status = load_status(&self.status)
+        cdef int status = gl_fate_status(&self.fate)
         state = ("pending", "finished", "failed", "cancelled")[status]
         detail = f" exception={failure(self)!r}" if status == FAILED else ""
         return f"<Goroutine {state} name={self.get_name()!r}{detail}>"
 
     def __del__(self):
-        if self.status == FAILED and not self.retrieved and not isinstance(failure(self), (SystemExit, KeyboardInterrupt)):
-            report_unseen(self, failure(self))
+        if gl_fate_status(&self.fate) == FAILED and not gl_fate_seen(&self.fate):
+            if not isinstance(failure(self), (SystemExit, KeyboardInterrupt)):
+                report_unseen(self, failure(self))
 
 
 def report_unseen(Goroutine handle, exc):
     """Nobody has seen the exception: the exception handler of the loop that made the goroutine does."""
     context = {"message": f"Goroutine exception was never retrieved: {handle.get_name()}", "exception": exc}
-    maker = handle.maker
+    maker = maker_of(handle)
+    if type(maker) is Named:
+        maker = (<Named>maker).maker
     try:
         if maker is not None and not maker.is_closed():
             maker.call_soon_threadsafe(maker.call_exception_handler, context)
@@ -300,7 +321,7 @@ cdef class Request:
         if world is None:
             return False
         if mp != NULL and mp.curg != NULL:
-            self.asker, self.cause = <G>mp.curg.obj, <Request>gl_cancelling if gl_cancelling != NULL else None
+            self.asker, self.cause = <G>gl_obj(mp.curg), <Request>gl_cancelling if gl_cancelling != NULL else None
             if self.closes_ring(<G>world):
                 return False
         self.asked += 1
@@ -315,7 +336,7 @@ cdef class Request:
         return r is not None
 
     cdef bint late(self, Goroutine on):
-        return self.told < self.asked and on.status != CANCELLED
+        return self.told < self.asked and gl_fate_status(&on.fate) != CANCELLED
 
 
 @cython.final
@@ -329,12 +350,12 @@ cdef class RootJoin:
         cdef gl_m *mp = current_m()
         if self.done() or self.request.ask(self.on, msg):
             return not self.done()
-        if mp != NULL and mp.curg != NULL and forget(self.on, <G>mp.curg.obj):
-            (<G>mp.curg.obj).wake_root(True, False)
+        if mp != NULL and mp.curg != NULL and forget(self.on, <G>gl_obj(mp.curg)):
+            (<G>gl_obj(mp.curg)).wake_root(True, False)
         return False
 
     def done(self):
-        return load_status(&self.on.status) != PENDING
+        return gl_fate_status(&self.on.fate) != PENDING
 
     @property
     def goroutine(self):
@@ -352,15 +373,15 @@ cdef class Join(Waiter):
     cdef Request request
 
     cdef object start(self):
-        if load_status(&self.on.status) == PENDING:
+        if gl_fate_status(&self.on.fate) == PENDING:
             self.park()
-            if is_of(self.on, <PyObject *>self.loop):
+            if is_of(self.on, <PyObject *>self.whom):
                 self.unpark()
                 raise RuntimeError("a goroutine cannot await itself")
             if wait(self.on, self):
                 return self
             self.unpark()
-        self.stage = ENDED
+        self.node.stage = ENDED
         return outcome(self.on)
 
     cdef object granted(self):
@@ -378,7 +399,7 @@ cdef class Join(Waiter):
         return self.request.ask(self.on, msg) or (not self.done() and Waiter.cancel(self, msg))
 
     cdef bint decide_here(self, int outcome) except -1:
-        return gl_wait_decide(&self.state, outcome, 0) != 0
+        return gl_wait_decide(&self.node.state, outcome, 0) != 0
 
     cdef int abandon(self) except -1:
         return 0                            # there is nothing to give to another
@@ -396,7 +417,7 @@ cdef class Join(Waiter):
 
     @property
     def cr_await(self):
-        return self.on if self.stage == PARKED else None
+        return self.on if self.node.stage == PARKED else None
 
 
 cdef PyObject *await_goroutine(PyObject *o) except? NULL:
@@ -404,9 +425,9 @@ cdef PyObject *await_goroutine(PyObject *o) except? NULL:
     cdef Goroutine handle = <Goroutine>o
     cdef gl_m *mp = current_m()
     cdef PyObject *w = NULL
-    if load_status(&handle.status) == PENDING:
+    if gl_fate_status(&handle.fate) == PENDING:
         if mp != NULL and mp.curg != NULL:
-            w = <PyObject *>mp.curg.obj
+            w = <PyObject *>gl_obj(mp.curg)
         elif get_running_loop() is None:
             raise RuntimeError("a goroutine is awaited in a running loop; a plain thread calls result()")
         if w == NULL or (<G>w).current != w:
@@ -422,7 +443,7 @@ cdef PyObject *await_goroutine(PyObject *o) except? NULL:
 cdef PyObject *next_of_goroutine(PyObject *o) except? NULL:
     """The handle itself while it is pending, for the world whose root coroutine awaits it; then its outcome."""
     cdef Goroutine handle = <Goroutine>o
-    if load_status(&handle.status) == PENDING:
+    if gl_fate_status(&handle.fate) == PENDING:
         Py_INCREF(handle)
         return o
     result = outcome(handle)

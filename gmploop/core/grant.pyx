@@ -6,7 +6,7 @@ A Grant that is dropped without having been called (its loop was closed) gives w
 cimport cython
 from gmploop.core.g cimport G
 from gmploop.core.handle cimport flag, make_handle
-from gmploop.core.wait cimport Wait, BY_TASK, running_loop, set_granter
+from gmploop.core.wait cimport Wait, BY_TASK, loop_of, running_loop, set_granter
 
 cdef extern from "Python.h":
     void PyErr_WriteUnraisable(object)
@@ -38,19 +38,19 @@ cdef class Grant:
     @property
     def __self__(self):
         """The task, for reports of slow callbacks."""
-        if self.w.how == BY_TASK and self.w.callback is not None:
-            return self.w.callback
-        return getattr(self.w.callback, "__self__", self.w)
+        if self.w.node.how == BY_TASK:
+            return self.w.whom if self.w.whom is not None else self.w
+        return getattr(self.w.rare.callback, "__self__", self.w)
 
     def __repr__(self):
         return f"<wake-up of {self.__self__!r}>"
 
 
 cdef int send_grant(Wait w, bint mine, object context) except -1:
-    cdef G g = <G>w.loop if w.own else None
+    cdef G g = <G>loop_of(w) if w.node.own else None
     cdef Grant grant = Grant.__new__(Grant)
     grant.w = w
-    w.sent = True
+    w.node.sent = True
     if mine:
         g.enqueue(grant, (), context)
         return 1
@@ -68,16 +68,16 @@ cdef int send_grant(Wait w, bint mine, object context) except -1:
 cdef int wake_foreign(Wait w, Grant grant, object context) except -1:
     """By a loop of another make, whose methods may be Python code in which signal handlers raise: a Grant does its
     work once, however often it was queued."""
-    error = None
+    loop, error = loop_of(w), None
     for _ in range(TRIES):
         try:
-            if running_loop() is w.loop:
-                w.loop.call_soon(grant, context=context)
+            if running_loop() is loop:
+                loop.call_soon(grant, context=context)
             else:
-                w.loop.call_soon_threadsafe(grant, context=context)
+                loop.call_soon_threadsafe(grant, context=context)
         except Exception:
-            if not w.loop.is_closed():
-                PyErr_WriteUnraisable(w.loop)
+            if not loop.is_closed():
+                PyErr_WriteUnraisable(loop)
             break
         except BaseException as exc:
             error = exc

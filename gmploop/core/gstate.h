@@ -20,7 +20,6 @@
 #include "atomics.h"
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/types.h>
 
 enum { G_IDLE = 0, G_RUNNABLE = 1, G_RUNNING = 2, G_BLOCKED = 3, G_DEAD = 4, G_STATES = 5, G_NOTIFIED = 16 };
 
@@ -83,25 +82,32 @@ static inline void gl_g_move(int *state, int from, int to) {
 /* What the scheduler keeps of a G that may move: it is queued by this, and its M gets from here to the world.
  *
  * state     any thread, as above
- * next      whoever holds the queue or chain in which the G stands
- * tp        the M that runs it: the P in whose heap of timers it stands, or stood
- * tpos      its index there, -1 outside: under the lock of that heap
- * lockedm   the M that alone may run it (lock_os_thread), or NULL: the M that runs it
+ * list      which list of all Gs it is in; set once, before it is queued
+ * locked    one M alone may run it, whose `lockedg` it is (lock_os_thread): the M that runs it
  * since     when it was made runnable, in units of 32 ns, if that is one of the times that are sampled, else 0: whoever
- *           queues it, then the M that runs it. It wraps after 8 s
+ *           queues it, then the M that runs it. It wraps after 4 s
+ * next      whoever holds the queue or chain in which the G stands; while it runs and while it sleeps, in the same place:
+ * pool      handles kept for reuse, of the M that runs it, else NULL; of a locked world its own. Who runs it
+ *
+ * It is the first field of the G's object, of which one reference is the scheduler's, from go() to death.
  */
 typedef struct gl_m gl_m;
 
+#define GL_SINCE 0x7ffffff
+
 typedef struct gl_g {
     int state;
-    unsigned list : 4;          /* which list of all Gs it is in; set once, before it is queued */
-    unsigned since : 28;
-    struct gl_g *next;
-    struct gl_p *tp;
-    ssize_t tpos;
-    struct gl_m *lockedm;
-    void *obj;                  /* the G's object; one reference is the scheduler's, from go() to death */
+    unsigned list : 4, locked : 1, since : 27;
+    union { struct gl_g *next; void *pool; };
     struct gl_g *all_next, *all_prev;
 } gl_g;
+
+#ifdef Py_PYTHON_H
+#define GL_OBJ_HEAD (sizeof(PyObject) + sizeof(void *))     /* Cython's table of methods; g.pyx checks it */
+#else
+#define GL_OBJ_HEAD 0
+#endif
+
+static inline void *gl_obj(const gl_g *gp) { return (char *)gp - GL_OBJ_HEAD; }
 
 #endif

@@ -11,7 +11,10 @@ cdef extern from "world.h" nogil:
         void *item
     ctypedef struct gl_timers:
         gl_timer *a
-        size_t n
+    ctypedef struct gl_timers_head:
+        void *place
+    gl_timers_head *gl_timers_head_of(gl_timers *)
+    size_t gl_timers_len(gl_timers *)
     ctypedef struct gl_world:
         unsigned long owner
         gl_spinlock lock

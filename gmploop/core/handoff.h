@@ -48,9 +48,24 @@ static inline int gl_give_away(gl_sched *S, gl_m *mp) {
     return 1;
 }
 
+/* The G runs on this M only, and this M runs that G only (gp NULL: no longer). By the M, in a turn of the G. */
+static inline void gl_lock_to(gl_m *mp, gl_g *gp) {
+    gl_store_relaxed(&mp->lockedg, gp);
+    mp->curg->locked = gp != NULL;
+}
+
+/* Of a locked G in the caller's hands: it was queued after that was written. Few are locked: they are looked for. */
+static inline gl_m *gl_locked_m(gl_sched *S, gl_g *gp) {
+    for (int i = 0, n = gl_load_acquire(&S->nm); i < n; i++) {
+        gl_m *mp = gl_load_acquire(&S->allm[i]);
+        if (mp && gl_load_relaxed(&mp->lockedg) == gp) return mp;
+    }
+    abort();
+}
+
 /* A G may run on its own M only: give that the P, and this M has none. */
 static inline void gl_give_to_locked(gl_m *mp, gl_g *gp) {
-    gl_m *owner = gp->lockedm;
+    gl_m *owner = gl_locked_m(mp->sched, gp);
     gl_p *pp = mp->p;
     mp->p = NULL;
     owner->nextg = gp;

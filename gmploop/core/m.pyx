@@ -20,7 +20,10 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.stdlib cimport calloc
 from gmploop.core.g cimport (
-    G, gl_g, gl_pool, gl_g_cas, gl_g_set, gl_g_move, gl_load_acquire, G_IDLE, G_RUNNABLE, G_RUNNING, G_BLOCKED, G_DEAD)
+    G, gl_g, gl_obj, gl_pool, gl_g_cas, gl_g_set, gl_g_move, gl_load_acquire, G_IDLE, G_RUNNABLE, G_RUNNING, G_BLOCKED,
+    G_DEAD)
+from gmploop.core.batch cimport SharedBatch
+from gmploop.core.handle cimport gl_timers_len
 from gmploop.core.netpoll cimport dispatch
 from gmploop.core.sched cimport *
 from gmploop.core import netpoll, sched as sched_module, sysmon
@@ -167,7 +170,10 @@ cdef void m_main(gl_m *mp) noexcept nogil:
     with gil:
         try:
             begin_thread(mp)
-            run(mp)
+            try:
+                run(mp)
+            finally:
+                flush(mp, True)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         set_current_m(NULL)
@@ -198,6 +204,7 @@ cdef int run(gl_m *mp) except -1:
     cdef int what, n = 0, forks = S.forks
     while S.forks == forks:                 # else its callback has forked, and this is the child: it ends here
         if mp.lockedg != NULL:
+            flush(mp, False)
             drop_loop(mp)
             with nogil:
                 gl_park_locked(S, mp)
@@ -206,6 +213,8 @@ cdef int run(gl_m *mp) except -1:
             gp, mp.nextg = mp.nextg, NULL
             execute(mp, gp)
             continue
+        if mp.p != NULL and mp.p.schedtick % TURNS == 0:
+            flush(mp, False)
         if mp.p != NULL and mp.p.schedtick % TURNS == 0:
             n = gl_look_in_poller(S, mp)
             if n > 0:
@@ -216,6 +225,7 @@ cdef int run(gl_m *mp) except -1:
         if gp != NULL:
             gl_spin_found(S, mp)
         else:
+            flush(mp, False)
             drop_loop(mp)
             with nogil:
                 what = gl_find(S, mp, &gp, &n)
@@ -224,10 +234,28 @@ cdef int run(gl_m *mp) except -1:
             if what == GL_GOT_EVENTS:
                 tell_worlds(mp, n)
                 continue
-        if gp.lockedm != NULL and gp.lockedm != mp:
+        if gp.locked and mp.lockedg != gp:
             gl_give_to_locked(mp, gp)
             continue
         execute(mp, gp)
+    return 0
+
+
+cdef int flush(gl_m *mp, bint last) except -1:
+    """Send what the worlds that it has run have left to be sent. `last`: it ends."""
+    if mp.sends == NULL or not last and (<SharedBatch>mp.sends).b.n == 0:
+        return 0
+    if mp.p != NULL:
+        gl_leave(mp, mp.p)              # it may drop a transport and its protocol, and run what these have to say
+    try:
+        (<SharedBatch>mp.sends).flush()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    if mp.p != NULL:
+        gl_enter(mp)
+    if last:
+        batch, mp.sends = <SharedBatch>mp.sends, NULL
+        Py_DECREF(batch)
     return 0
 
 
@@ -258,10 +286,10 @@ cdef int turn(gl_m *mp, gl_g *gp) except -1:
     """One turn, and -1 with what is raised. The scheduler's reference holds the world."""
     if mp.last != gp:                       # now the last world may go, and what that takes with it is a callback too
         mp.last = gp
-        (<G>gp.obj).entered(mp)
-        if mp.hook_world != NULL and mp.hook_world != gp.obj:
+        (<G>gl_obj(gp)).entered(mp)
+        if mp.hook_world != NULL and mp.hook_world != gl_obj(gp):
             renew_hook(mp)
-    return (<G>gp.obj).run_turn(mp)
+    return (<G>gl_obj(gp)).run_turn(mp)
 
 
 cdef int report(object exc) except -1:
@@ -276,8 +304,8 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
     gl_running(S, mp, pp, gp)
     gl_g_set(&gp.state, G_RUNNING)
     mp.curg = gp
-    gl_set_owner(&(<G>gp.obj).w.owner, mp.ident)
-    (<G>gp.obj).pool = <gl_pool *>mp.pool
+    gl_set_owner(&(<G>gl_obj(gp)).w.owner, mp.ident)
+    gp.pool = mp.pool
     while True:
         gl_add_u32(&pp.schedtick)
         gl_add_u32(&mp.turns)
@@ -296,8 +324,8 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
             move_g(mp, G_BLOCKED, G_RUNNING)
         if r == TURN_DEAD:
             return bury(mp, gp)
-        if r == TURN_IDLE and (<G>gp.obj).w.timers.n:
-            (<G>gp.obj).set_timers(mp.p)
+        if r == TURN_IDLE and gl_timers_len(&(<G>gl_obj(gp)).w.timers):
+            (<G>gl_obj(gp)).set_timers(mp.p)
         pp = gl_enter(mp)
         turns += 1
         if pp == NULL or r == TURN_IDLE or turns == TURNS or gl_runq_len(&pp.q) or load_size(&S.qsize):
@@ -308,9 +336,9 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
 cdef int put_away(gl_m *mp, gl_g *gp, int r) except -1:
     """After a turn: to sleep, or to the end of a queue. What is not running any more belongs to others at once."""
     cdef int64_t when
-    cdef void *g = gp.obj
+    cdef void *g = gl_obj(gp)
     mp.curg = NULL
-    (<G>g).pool = NULL
+    gp.pool = NULL
     gl_add_u32(&mp.turns)
     gl_set_owner(&(<G>g).w.owner, GL_NOBODYS)
     if r == TURN_IDLE:
@@ -320,7 +348,7 @@ cdef int put_away(gl_m *mp, gl_g *gp, int r) except -1:
                 gl_put_event(S, when, EV_G + G_IDLE, g, mp.p, mp)
             return 0
     gl_g_set(&gp.state, G_RUNNABLE)
-    if gp.lockedm == mp:
+    if mp.lockedg == gp:
         gl_ready(S, NULL, gp, False)
     else:
         gl_requeue(S, mp, gp)
@@ -329,10 +357,11 @@ cdef int put_away(gl_m *mp, gl_g *gp, int r) except -1:
 
 cdef int bury(gl_m *mp, gl_g *gp) except -1:
     """The world is over. It stays the thread's running loop, and so alive, until the next one is entered."""
-    cdef G g = <G>gp.obj
+    cdef G g = <G>gl_obj(gp)
     if mp.lockedg == gp:
-        mp.lockedg, mp.locks = NULL, 0
-    g.pool = NULL
+        mp.locks = 0
+        gl_lock_to(mp, NULL)
+    gp.pool = NULL
     gl_happened(S, EV_G + G_DEAD, <void *>g, mp.p, mp)
     gl_g_set(&gp.state, G_DEAD)
     gl_free_owner(&g.w.owner)
@@ -396,7 +425,7 @@ def first_iteration(agen):
 # -- what a callback may ask of its M
 
 cdef int move_g(gl_m *mp, int old, int new) except -1:
-    gl_happened(S, EV_G + new, mp.curg.obj, mp.p, mp)
+    gl_happened(S, EV_G + new, gl_obj(mp.curg), mp.p, mp)
     gl_g_move(&mp.curg.state, old, new)
     return 0
 
@@ -437,6 +466,5 @@ def lock_thread(int n):
     if mp.locks + n < 0:
         raise RuntimeError("unlock_os_thread() without lock_os_thread()")
     mp.locks += n
-    mp.lockedg = mp.curg if mp.locks else NULL
-    mp.curg.lockedm = <void *>mp if mp.locks else NULL
+    gl_lock_to(mp, mp.curg if mp.locks else NULL)
     return True

@@ -17,18 +17,19 @@ cdef enum:
 
 cdef class MovingCore(LoopCore):
     cdef Goroutine handle           # who waits for the root task; None once it was told
-    cdef object coro                # the root coroutine, until it has a task object, `root`; when it has ended without one
-                                    # (`status` is not PENDING) what it returned or raised
+    cdef object coro                # the root coroutine, until it has a task object; that then (`shown`); when it has ended
+                                    # without one (`status` is not PENDING) what it returned or raised
     cdef object context
-    cdef Task root
     cdef object waits_for           # what the root coroutine waits for: a Waiter or a Goroutine
-    cdef public object _exception_handler
     cdef flag cancelled_early       # cancel() has come before begin(); set by any thread
     cdef flag woken                 # what the root coroutine waits for has come; set by any thread, taken by its M
     cdef flag inner                 # tasks were made beside it
     cdef unsigned char phase, status
     cdef flag parked                # `woken` will be set
+    cdef flag shown                 # `coro` is a task. By who runs it; others may look
     cdef public flag has_asyncgens
+    cdef Task root(self)
+    cdef object origin(self)
     cdef int begin(self) except -1
     cdef int die(self) except -1
     cdef int push_root(self) except -1
@@ -40,3 +41,5 @@ cdef class MovingCore(LoopCore):
     cdef int end_root(self, int status, object value) except -1
     cdef int adopt(self, Task t) except -1
     cdef int root_over(self) except -1
+
+cdef object new_task(object loop, object coro, object name, object context)

@@ -15,24 +15,21 @@ everything, tells the handle, and drops the scheduler's reference).
 """
 cimport cython
 import asyncio
-import inspect
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
 from gmploop.core.g cimport (
-    G, gl_g, gl_ring_len, gl_ring_pop, gl_ring_push, gl_g_set, gl_g_cas, gl_g_notify, gl_load_acquire, G_IDLE,
-    G_RUNNABLE, G_NOTIFIED, gl_g_clear_notified)
+    G, gl_ring_len, gl_ring_pop, gl_ring_push, gl_g_notify, gl_load_acquire, G_NOTIFIED, gl_g_clear_notified)
 from gmploop.core.future cimport make_future
-from gmploop.core.handle cimport flag, gl_lock, gl_unlock, gl_monotonic
+from gmploop.core.handle cimport flag, gl_lock, gl_unlock, gl_monotonic, gl_timers_head_of, gl_timers_len
 from gmploop.core.goroutine cimport (
     Goroutine, Request, RootJoin, finish, join, join_root, name_of, set_cancelling, PENDING, DONE, FAILED, CANCELLED)
-from gmploop.core.netpoll cimport SharedPoller, shared_poller
-from gmploop.core.poller cimport Watch, Poller, uint32_t, EV_LEVEL
-from gmploop.core.sched cimport (
-    sched, current_m, gl_m, gl_p, gl_ready, gl_timer_set, gl_timer_forget, gl_all_add, gl_all_remove)
+from gmploop.core.netpoll cimport SharedPoller
+from gmploop.core.poller cimport Watch, uint32_t, EV_LEVEL
+from gmploop.core.runtime cimport Apart
+from gmploop.core.sched cimport sched, current_m, gl_m, gl_p, gl_ready, gl_timer_set, gl_timer_forget, gl_all_remove
 from gmploop.core.task cimport Task, make_task, new_task as make_unqueued, has_table, leave, run_task
 from gmploop.core.wait cimport PARKED
 from gmploop.core.waiter cimport Waiter
-from gmploop.core import m as m_module
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
@@ -47,66 +44,34 @@ cdef extern from "raised.h":
     PyObject *gl_take_exception()
     int gl_raise_again(object) except -1
 
-cdef extern from *:
-    """
-    /* A new object without a call of its type. */
-    static PyObject *gl_new(PyTypeObject *type, PyObject *no_args) { return type->tp_new(type, no_args, NULL); }
-    /* Instances are made and freed by the thousand, in all threads: without a finaliser, and without counting how many
-     * there are, for which all threads would write to one place. The count that was asked for makes it immortal. */
-    static void gl_lighten(PyTypeObject *type) {
-        type->tp_finalize = NULL;
-        Py_SET_REFCNT((PyObject *)type, PY_SSIZE_T_MAX / 2);
-    }
-    /* Whether a call makes a coroutine: 1, or 0. */
-    static int gl_makes_coroutine(PyObject *fn) {
-        return PyFunction_Check(fn) && ((PyCodeObject *)PyFunction_GET_CODE(fn))->co_flags & CO_COROUTINE;
-    }
-    """
-    object gl_new(type, tuple)
-    void gl_lighten(type)
-    bint gl_makes_coroutine(object)
-
-cdef extern from "world.h" nogil:
-    unsigned long GL_BETWEEN_MS
-
 cdef extern from "atomics.h" nogil:
     void gl_fence_seq_cst()
     int load_int "gl_load_acquire"(int *)
-    int cas_int "gl_cas_int"(int *, int, int)
     flag load_flag "gl_load_acquire"(flag *)
     flag take_flag "gl_exchange_acq_rel"(flag *, flag)
-    PyObject *take_object "gl_exchange_acq_rel"(PyObject **, PyObject *)
-    PyObject *load_inbox "gl_load_acquire"(PyObject **)
     unsigned char load_byte "gl_load_acquire"(unsigned char *)
     void store_byte "gl_store_release"(unsigned char *, unsigned char)
     void store_flag "gl_store_release"(flag *, flag)
-    void gl_store_relaxed(unsigned long *, unsigned long)
     uint32_t take_events "gl_exchange_acq_rel"(uint32_t *, uint32_t)
 
-cdef enum:
-    CO_COROUTINE = 0x80
-    CO_ITERABLE_COROUTINE = 0x100
-
-cdef object get_running_loop = asyncio._get_running_loop
 cdef object CancelledError = asyncio.CancelledError
 
 # Injected by gmploop.world.
-cdef type World = None
 cdef object report_fatal = None
 
 
-def configure(world_type, fatal):
-    """Set the class of worlds, and what is called with (the loop from which the goroutine came, exception) when
-    SystemExit or KeyboardInterrupt ends a callback."""
-    global World, report_fatal
-    World, report_fatal = world_type, fatal
-    gl_lighten(World)
+def configure(fatal):
+    """Set what is called with (the loop from which the goroutine came, exception) when SystemExit or KeyboardInterrupt
+    ends a callback."""
+    global report_fatal
+    report_fatal = fatal
 
 
 # Of functions that raise: called as these, they return -1 and leave the exception where it is. Each `try` in a turn costs
 # a few per cent of it.
 ctypedef int (*runner)(MovingCore w, void *m) noexcept
 ctypedef int (*settler)(MovingCore w, int status, PyObject *result, PyObject *raised) noexcept
+ctypedef int (*ender)(MovingCore w) noexcept
 
 
 cdef int run_entries(MovingCore w, void *m) except -1:
@@ -130,10 +95,16 @@ cdef int settle(MovingCore w, int status, PyObject *result, PyObject *raised) ex
     """After a step of the root coroutine, within its context; takes the references."""
     if w.told:
         w.told = False
-        leave(w, w.root)
-    if w.root is not None:
-        return w.root.stepped(status, w.for_task(result), raised)
+        leave(w, w.root())
+    if w.shown:
+        return w.root().stepped(status, w.for_task(result), raised)
     return w.root_stepped(status, result, raised)
+
+
+cdef int let_go(MovingCore w) except -1:
+    if w.watches:
+        (<SharedPoller>w.poller).close_watches_of(w)
+    return w.drop_queues()
 
 
 cdef class MovingCore(LoopCore):
@@ -148,11 +119,11 @@ cdef class MovingCore(LoopCore):
         self.drain_inbox()
         if self.parked and take_flag(&self.woken, False):
             self.push_root()
-        if self.w.timers.n:
+        if gl_timers_len(&self.w.timers):
             self.take_due(gl_monotonic())
         if (<runner>run_entries)(self, m) < 0:
             raised = gl_take_exception()
-            report_fatal(self.apart, <object>raised)
+            report_fatal(self.origin(), <object>raised)
             Py_DECREF(<object>raised)
         if self._stopping and self.phase != OVER:
             self._stopped()
@@ -166,7 +137,7 @@ cdef class MovingCore(LoopCore):
 
     cdef int begin(self) except -1:
         store_byte(&self.phase, LIVE)
-        store_flag(&self.handle.started, True)
+        store_flag(&self.begun, True)
         if has_table() and PyCoro_CheckExact(self.coro) and not self.w.debug and not load_flag(&self.cancelled_early):
             return self.push_root()
         try:
@@ -174,14 +145,18 @@ cdef class MovingCore(LoopCore):
                 self.drain_inbox()          # there it stands, and so comes before the first step
             if PyCoro_CheckExact(self.coro):
                 self.show_root()
-                self.root.step_soon(NULL)
+                self.root().step_soon(NULL)
             else:
                 self.adopt(Task(self.coro, loop=self, name=name_of(self.handle), context=self.context))
         except BaseException as exc:
             store_byte(&self.phase, OVER)
-            self.root = None
+            store_flag(&self.shown, False)
             self.status, self.coro = FAILED, exc
         return 0
+
+    cdef Task root(self):
+        """The task of the root coroutine, if there is one."""
+        return <Task>self.coro if self.shown else None
 
     # -- the root coroutine, while nobody has asked for a task
 
@@ -204,14 +179,16 @@ cdef class MovingCore(LoopCore):
         cdef PyObject *result = NULL
         cdef PyObject *raised = NULL
         cdef int status
+        cdef Task root
         cdef RootJoin joined
-        if self.root is not None:
-            if self.root.fut_waiter != NULL and type(<object>self.root.fut_waiter) is RootJoin:
-                joined = <RootJoin>self.root.fut_waiter
+        if self.shown:
+            root = <Task>self.coro
+            if root.fut_waiter != NULL and type(<object>root.fut_waiter) is RootJoin:
+                joined = <RootJoin>root.fut_waiter
                 if joined.request.late(joined.on):
-                    self.root.must_cancel = True
-            Py_INCREF(self.root)
-            return run_task(self, <PyObject *>self.root)
+                    root.must_cancel = True
+            Py_INCREF(root)
+            return run_task(self, <PyObject *>root)
         if self.status != PENDING:      # it has ended; this stood behind what was ready then
             return self.root_over()
         context = self.context
@@ -243,13 +220,14 @@ cdef class MovingCore(LoopCore):
         """A goroutine that was awaited before this step has asked for a task."""
         if result == NULL or type(<object>result) is not Goroutine:
             return result
-        joiner = join(<Goroutine>result)
-        Py_DECREF(<object>result)
+        on = <Goroutine>result
+        Py_DECREF(on)                   # `on` holds another
+        joiner = join(on)
         try:
             next(joiner, None)
         except BaseException:
             pass                        # over meanwhile: the next step asks the handle
-        if (<Waiter>joiner).stage != PARKED:
+        if (<Waiter>joiner).node.stage != PARKED:
             Py_INCREF(None)
             return <PyObject *>None
         Py_INCREF(joiner)
@@ -274,7 +252,7 @@ cdef class MovingCore(LoopCore):
             self.waits_for, self.parked = what, True
             return (<Waiter>what).arm_root()
         self.show_root()
-        return self.root.suspend(result)
+        return self.root().suspend(result)
 
     cdef int root_failed(self, object exc) except -1:
         self.end_root(CANCELLED if isinstance(exc, CancelledError) else FAILED, exc)
@@ -291,7 +269,7 @@ cdef class MovingCore(LoopCore):
     cdef int show_root(self) except -1:
         """Make a task object of it."""
         cdef Task t
-        if self.coro is None or self.status != PENDING or self.phase == NEW:
+        if self.shown or self.coro is None or self.status != PENDING or self.phase == NEW:
             return 0
         t = make_unqueued(self, self.coro, self.context, name_of(self.handle))
         cdef RootJoin joined
@@ -308,8 +286,8 @@ cdef class MovingCore(LoopCore):
 
     cdef int adopt(self, Task t) except -1:
         t.add_done_callback(self._root_done, context=self.context)
-        self.root = t
-        self.coro = self.context = None
+        self.coro, self.context = t, None
+        store_flag(&self.shown, True)
         if self.current == <PyObject *>self:
             self.current = <PyObject *>t
         return 0
@@ -322,7 +300,7 @@ cdef class MovingCore(LoopCore):
     cdef int root_over(self) except -1:
         if self.phase == LIVE and (self.inner or self.has_asyncgens):
             store_byte(&self.phase, WINDING)
-            new_task(self, self._wind_up(self.root), None, None).add_done_callback(self._over)
+            new_task(self, self._wind_up(self.root()), None, None).add_done_callback(self._over)
         elif self.phase == LIVE:
             store_byte(&self.phase, OVER)
         return 0
@@ -337,42 +315,51 @@ cdef class MovingCore(LoopCore):
         """stop() was called: as asyncio.run() does, it is an error if the root task is not done."""
         self._stopping = False
         self.show_root()
-        if self.phase == LIVE and self.root is not None and not self.root.done():
+        root = self.root()
+        if self.phase == LIVE and root is not None and not root.done():
             finish(self.handle, FAILED, RuntimeError("Event loop stopped before Future completed."))
-            self.root.cancel()
+            root.cancel()
 
     cdef int die(self) except -1:
         cdef Goroutine handle = self.handle
-        cdef Task root = self.root
+        cdef Task root = self.root()
         cdef int status = self.status
+        cdef PyObject *raised
+        cdef bint failed
         value = self.coro
         if handle is None:              # it has failed half way before
             return 0
-        self.root = self.coro = None
+        store_flag(&self.shown, False)
+        self.coro = None
         gl_lock(&self.w.lock)               # with the property `goroutine`; `handle` keeps it alive
         self.handle = None
         gl_unlock(&self.w.lock)
         store_flag(&self.closed, True)
         gl_fence_seq_cst()              # who posts after this look at the inbox sees that (purge())
-        if self.watches:
-            (<SharedPoller>self.poller).close_watches_of(self)
-        gl_timer_forget(&self.s)
-        self.drop_queues()
+        if self.w.timers.a != NULL:
+            gl_timer_forget(gl_timers_head_of(&self.w.timers).place)
+        failed = (<ender>let_go)(self) < 0
         gl_all_remove(sched(), &self.s)
-        if handle.status != PENDING:
-            return 0
-        if root is not None:
-            if root.cancelled():
-                status, value = CANCELLED, root._make_cancelled_error()
-            else:
-                value = root.exception()
-                status = DONE if value is None else FAILED
-                if value is None:
-                    value = root.result()
-        return finish(handle, status, value)
+        if failed:
+            raised = gl_take_exception()
+            root, status, value = None, FAILED, <object>raised
+            Py_DECREF(value)
+        elif root is not None:
+            try:
+                if root.cancelled():
+                    status, value = CANCELLED, root._make_cancelled_error()
+                else:
+                    value = root.exception()
+                    status = DONE if value is None else FAILED
+                    if value is None:
+                        value = root.result()
+            except BaseException as exc:
+                status, value = FAILED, exc
+        return finish(handle, status, value)        # in any case: the handle knows the world by its address
 
     cdef int set_timers(self, void *pp) except -1:
-        if gl_timer_set(sched(), <gl_p *>pp, &self.s, self.w.timers.a[0].when) < 0:
+        if gl_timer_set(sched(), <gl_p *>pp, &self.s, &gl_timers_head_of(&self.w.timers).place,
+                        self.w.timers.a[0].when) < 0:
             raise MemoryError()
         return 0
 
@@ -411,9 +398,10 @@ cdef class MovingCore(LoopCore):
         """Run a coroutine as a task of this world."""
         self.check_open()
         self.inner = True
-        if self._task_factory is None and not kwargs:
+        factory = (<Apart>self.apart).task_factory if type(self.apart) is Apart else None
+        if factory is None and not kwargs:
             return new_task(self, coro, name, context)
-        if self._task_factory is None:
+        if factory is None:
             return Task(coro, loop=self, name=name, context=context, **kwargs)
         if name is not None:
             kwargs["name"] = name
@@ -432,19 +420,49 @@ cdef class MovingCore(LoopCore):
 
     def _cancel_root(self, msg, Request by):
         self.show_root()
-        if self.root is None:
+        root = self.root()
+        if root is None:
             return
         before = set_cancelling(by)
         try:
-            if self.root.cancel(msg) and by is not None:
+            if root.cancel(msg) and by is not None:
                 by.told += 1
         finally:
             set_cancelling(before)
 
     @property
     def home(self):
-        """The loop from which it came, by however many go(): of a plain thread, or of a goroutine that came from none."""
-        return self.apart
+        """The loop from which it came, by however many go(): of a plain thread, or of a goroutine that came from none.
+        From any thread."""
+        gl_lock(&self.w.lock)
+        apart = self.apart
+        gl_unlock(&self.w.lock)
+        return (<Apart>apart).home if type(apart) is Apart else apart
+
+    cdef object origin(self):
+        """The same, by who runs it."""
+        return (<Apart>self.apart).home if type(self.apart) is Apart else self.apart
+
+    cdef Apart own_apart(self):
+        """A copy, since other worlds may share it."""
+        cdef Apart mine = Apart.__new__(Apart)
+        mine.home = self.origin()
+        if type(self.apart) is Apart:
+            mine.task_factory = (<Apart>self.apart).task_factory
+            mine.exception_handler = (<Apart>self.apart).exception_handler
+        gl_lock(&self.w.lock)               # with the property `home`
+        before, self.apart = self.apart, mine
+        gl_unlock(&self.w.lock)
+        return mine
+
+    @property
+    def _exception_handler(self):
+        return (<Apart>self.apart).exception_handler if type(self.apart) is Apart else None
+
+    @_exception_handler.setter
+    def _exception_handler(self, value):
+        if value is not self._exception_handler:
+            self.own_apart().exception_handler = value
 
     @property
     def goroutine(self):
@@ -464,129 +482,3 @@ cdef object new_task(loop, coro, name, context):
     if PyCoro_CheckExact(coro) and (name is None or type(name) is str):
         return make_task(loop, coro, PyContext_CopyCurrent() if context is None else context, name)
     return Task(coro, loop=loop, name=name, context=context)
-
-
-async def call(fn, args):
-    """The root coroutine of a goroutine whose function is a plain one."""
-    result = fn(*args)
-    return await result if inspect.isawaitable(result) else result
-
-
-cdef object coroutine_of(fn, args):
-    if gl_makes_coroutine(fn):
-        return fn(*args)
-    if asyncio.iscoroutine(fn):
-        if args:
-            raise TypeError("go() takes arguments for a function, not for a coroutine")
-        return fn
-    code = getattr(fn, "__code__", None)        # of a method, too
-    if code is not None and code.co_flags & (CO_COROUTINE | CO_ITERABLE_COROUTINE):
-        return fn(*args)
-    if not callable(fn):
-        raise TypeError(f"go() takes a coroutine or a function, not {fn!r}")
-    return call(fn, args)
-
-
-def go(fn_or_coro, *args, name=None):
-    """Start a goroutine: fn_or_coro(*args), or a coroutine, as the root task of a world of its own.
-
-    fn may be a coroutine function or a plain function. It gets a copy of the caller's context, and inherits debug mode,
-    exception handler and task factory of the caller's loop. name: of the root task. Returns its Goroutine at once.
-    Raises TypeError for something else. From any thread.
-    """
-    if name is not None and type(name) is not str:
-        if not isinstance(name, str):
-            raise TypeError(f"name takes a str, not {name!r}")
-        name = str(name)
-    cdef gl_m *mp = current_m()
-    if load_int(&sched().procs) == 0:
-        m_module.start_default()
-    coro = coroutine_of(fn_or_coro, args)
-    maker = <object>mp.curg.obj if mp != NULL and mp.curg != NULL else get_running_loop()
-    cdef MovingCore w = <MovingCore>gl_new(World, ())
-    cdef Goroutine handle = Goroutine.__new__(Goroutine)
-    w.poller = shared_poller()
-    w.handle, handle.world = handle, w
-    handle.maker, handle.name_ = maker, name
-    w.apart = maker
-    w.coro, w.context = coro, PyContext_CopyCurrent()
-    w.closed = False
-    w.s.obj, w.s.tpos = <void *>w, -1
-    gl_store_relaxed(&w.w.owner, GL_BETWEEN_MS)
-    if isinstance(maker, MovingCore):
-        if (<MovingCore>maker).apart is not None:
-            w.apart = (<MovingCore>maker).apart
-        w._exception_handler = (<MovingCore>maker)._exception_handler
-        if (<MovingCore>maker).w.debug or (<MovingCore>maker)._task_factory is not None:
-            w._inherit(maker)
-    elif maker is not None:
-        w._inherit(maker)
-    else:
-        w._inherit_nothing()
-    Py_INCREF(w)                            # the scheduler's, until death
-    gl_all_add(sched(), &w.s, mp.id & 15 if mp != NULL else 0)
-    gl_g_set(&w.s.state, G_RUNNABLE)
-    gl_ready(sched(), mp, &w.s, True)
-    return handle
-
-
-def home_of(Goroutine handle not None):
-    """The loop from which a goroutine came; None for a plain thread's, and when it is over."""
-    w = handle.get_loop()
-    return (<MovingCore>w).apart if w is not None else None
-
-
-def show_roots():
-    """Make task objects of the root coroutines of worlds that sleep. Returns how many were made. From any thread: a world
-    that was made runnable is, until it is queued, in the hands of who has done that."""
-    cdef MovingCore w
-    made = 0
-    for handle in all_goroutines():
-        world = handle.get_loop()
-        if world is None:
-            continue
-        w = <MovingCore>world
-        if <PyObject *>w.coro != <PyObject *>None and gl_g_cas(&w.s.state, G_IDLE, G_RUNNABLE):
-            try:
-                made += w.coro is not None and w.status == PENDING
-                w.show_root()
-            finally:
-                put_back(w)
-    return made
-
-
-cdef int put_back(MovingCore w) except -1:
-    """To sleep again, without a turn. Who posted meanwhile saw RUNNABLE and left it to us; of timers nothing is seen."""
-    if w.w.timers.n == 0 and cas_int(&w.s.state, G_RUNNABLE, G_IDLE):
-        gl_fence_seq_cst()          # with the post, or the exchange in wake_root()
-        if (load_inbox(&w.inbox) == NULL and not load_flag(&w.woken)) or not gl_g_notify(&w.s.state):
-            return 0
-    gl_ready(sched(), current_m(), &w.s, False)
-    return 0
-
-
-def count():
-    """How many goroutines are not over."""
-    cdef int i
-    n = 0
-    for i in range(16):
-        gl_lock(&sched().all[i].lock)
-        n += sched().all[i].n
-        gl_unlock(&sched().all[i].lock)
-    return n
-
-
-def all_goroutines(home=None):
-    """The handles of all goroutines that are not over, or of those that came from the loop `home`."""
-    cdef MovingCore w
-    cdef gl_g *gp
-    cdef int i
-    worlds = []
-    for i in range(16):
-        gl_lock(&sched().all[i].lock)
-        gp = sched().all[i].first
-        while gp != NULL:
-            worlds.append(<object>gp.obj)
-            gp = gp.all_next
-        gl_unlock(&sched().all[i].lock)
-    return [handle for w in worlds if (handle := w.goroutine) is not None and (home is None or w.home is home)]

@@ -4,16 +4,21 @@
 Who waits: one M, as the scheduler chooses (`polling`). Events are not dispatched there: each goes to the inbox of its
 watch's world (`posted` collects what has not been taken yet, so a watch stands there once), which wakes it. So all of a
 watch but `posted` belongs to the M that runs its world.
+What a world writes in a busy time waits in the SharedBatch of its M (batch.pyx).
 The table is guarded by `lock`. A watch that leaves it is dropped after the lock was let go: a finaliser may run then.
 """
 import sys
 from cpython.exc cimport PyErr_SetFromErrno
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.stdlib cimport malloc
 from gmploop.core.g cimport G
 from gmploop.core.handle cimport gl_lock, gl_unlock
 from gmploop.core.poller cimport EV_LEVEL, EV_KERNEL, RBUF
-from gmploop.core.sched cimport sched, gl_m
+from gmploop.core.batch cimport SharedBatch, GL_ALL, GL_PENDING, gl_out_take
+from gmploop.core.sched cimport sched, current_m, gl_m, gl_runq_len
+from gmploop.core import batch
 
 cdef extern from "epoll.h":
     ctypedef union epoll_data_t:
@@ -71,18 +76,26 @@ cdef extern from *:
     int gl_net_is_broken
     void gl_net_break() noexcept nogil
 
+cdef extern from "Python.h":
+    Py_ssize_t PyList_GET_SIZE(PyObject *)
+    PyObject *PyList_GET_ITEM(PyObject *, Py_ssize_t)
+
+cdef extern from "sockets.h" nogil:
+    Py_ssize_t send(int, const void *, size_t, int)
+    int MSG_NOSIGNAL, MSG_DONTWAIT
+
 cdef extern from "atomics.h" nogil:
     uint32_t gl_fetch_or_acq_rel(uint32_t *, uint32_t)
 
 cdef SharedPoller the_poller = None
 
-# Injected by gmploop.world: called with the errno when the poller breaks.
-cdef object tell_broken = None
+# Injected by gmploop.world: called with the errno when the poller breaks; whether to batch writes.
+cdef object tell_broken = None, want_batches = None
 
 
-def configure(on_broken):
-    global tell_broken
-    tell_broken = on_broken
+def configure(on_broken, write_batching):
+    global tell_broken, want_batches
+    tell_broken, want_batches = on_broken, write_batching
 
 
 cdef void report_broken(int error) noexcept nogil:
@@ -117,6 +130,8 @@ cdef class SharedPoller(Poller):
             gl_net_is_broken = 0
         if gl_the_net.epfd < 0 and gl_net_open(&gl_the_net) < 0:
             PyErr_SetFromErrno(OSError)
+        self.shared = True
+        self.batches = want_batches() and batch.rings_to_be_had()
 
     cdef char *read_buffer(self) except NULL:
         """Each thread has its own."""
@@ -159,15 +174,21 @@ cdef class SharedPoller(Poller):
         return False
 
     cdef int attach(self, Watch w) except -1:
+        cdef Watch old
         w.mask = 0
         w.poller = self
-        self.swap(w.fd, w)
+        old = self.swap(w.fd, w)
+        if old is not None and not self.forked():
+            gl_out_take(&old.shared_out)    # the number is another file's
         w.g.watches += 1
         return 0
 
     cdef int detach(self, Watch w) except -1:
         if w.poller is not self:
             return 0
+        if w.batch_at and self.take_back(w) == GL_PENDING and self.lookup(w.fd) is w:    # without a batch it had left
+            send(w.fd, PyBytes_AS_STRING(w.out), PyBytes_GET_SIZE(w.out), MSG_NOSIGNAL | MSG_DONTWAIT)
+        w.out = None
         if self.owns(w):
             if w.mask and not self.forked():
                 self.watch(w, 0)
@@ -184,8 +205,7 @@ cdef class SharedPoller(Poller):
         if self.forked():
             raise RuntimeError("this world was running when the process forked: it goes on in the parent only")
         op = 0 if not mask else 2 if w.mask else 1
-        if gl_net_control(&gl_the_net, op, w.fd, w.gen, mask & EV_KERNEL, mask & EV_LEVEL != 0) < 0:
-            PyErr_SetFromErrno(OSError)
+        self.control(w, op, mask)
         if op != 2:
             gl_count(&sched().watchers, 1 if op else -1)
         w.mask = mask
@@ -193,9 +213,36 @@ cdef class SharedPoller(Poller):
 
     cdef int rearm(self, Watch w) except -1:
         if self.owns(w) and w.mask and not self.forked():
-            if gl_net_control(&gl_the_net, 2, w.fd, w.gen, w.mask & EV_KERNEL, w.mask & EV_LEVEL != 0) < 0:
-                PyErr_SetFromErrno(OSError)
+            self.control(w, 2, w.mask)
         return 0
+
+    cdef int control(self, Watch w, int op, uint32_t mask) except -1:
+        """Tell the kernel, if the watch has its fd's place: under the lock, for the fd may have been closed behind our back
+        and its number be given out again, to a world that another thread runs."""
+        cdef int r = 0
+        gl_lock(&self.lock)
+        if w.fd < PyList_GET_SIZE(<PyObject *>self.table) and PyList_GET_ITEM(<PyObject *>self.table, w.fd) == <PyObject *>w:
+            r = gl_net_control(&gl_the_net, op, w.fd, w.gen, mask & EV_KERNEL, mask & EV_LEVEL != 0)
+        gl_unlock(&self.lock)
+        if r < 0:
+            PyErr_SetFromErrno(OSError)
+        return 0
+
+    cdef bint send_later(self, Watch w, bytes data) except -1:
+        cdef gl_m *mp = current_m()
+        if mp == NULL or mp.curg == NULL or self.forked():
+            return False
+        if mp.sends == NULL:
+            made = SharedBatch()
+            Py_INCREF(made)
+            mp.sends = <void *>made
+        return (<SharedBatch>mp.sends).put(w, data, gl_runq_len(&mp.p.q) if mp.p != NULL else 0)
+
+    cdef int take_back(self, Watch w) except? -1:
+        if w.batch_at == 0:
+            return GL_PENDING
+        w.batch_at = 0
+        return GL_ALL if self.forked() else gl_out_take(&w.shared_out)
 
     cdef int wake(self) except -1:
         gl_net_wake(&gl_the_net)

@@ -5,6 +5,10 @@ cdef extern from "<stdint.h>":
     ctypedef unsigned int uint32_t
     ctypedef long long int64_t
 
+cdef extern from "sends.h":
+    ctypedef struct gl_out:
+        pass
+
 # What a watch is told of. The first four are epoll's own bits (other backends translate), the rest are ours.
 cdef enum:
     EV_IN = 0x001
@@ -39,6 +43,7 @@ cdef class Watch:
     cdef unsigned char rx       # RX_*: the receive operation that the kernel has
     cdef int batch_at           # its place in a SendBatch, from 1 on; 0: it has none; from -1 down: in what is being sent
     cdef bytes out              # what the SendBatch shall send
+    cdef gl_out shared_out      # and whose that is, in a world that moves, where batch_at is the size of what was put
     cdef int batch_sent(self, int n) except -1
     cdef int received(self, const char *buf, Py_ssize_t n) except -1
     cdef int receive_ended(self) except -1
@@ -58,6 +63,7 @@ cdef class Poller:
     cdef readonly bint receives # whether receive() is there
     cdef readonly bint accepts  # whether poller_uring.Acceptor is to be used for listening sockets
     cdef readonly bint batches  # write_batching: send_later() is to be used
+    cdef bint shared            # worlds that move use it
     cdef Py_ssize_t chunk       # bytes of the buffers that it receives into
     cdef readonly str name
     cdef char *rbuf             # RBUF bytes that a read lands in before it becomes a bytes object; made on first use

@@ -10,33 +10,44 @@
 
 #include "transitions.h"
 
+/* Where the entry of a world stands, if it ever slept until a time. pp: the P in whose heap it is, or was; by the M that
+ * runs the world. pos: its index there, -1 outside; under the tlock of that heap. Its memory stays where it is, since the
+ * heap knows it, and goes after gl_timer_forget(). */
+typedef struct { gl_p *pp; ssize_t pos; } gl_place;
+
 static inline void gl_note_next(gl_p *pp) {     /* under tlock */
-    double ns = pp->timers.n ? pp->timers.a[0].when * 1e9 : 1e19;
+    double ns = gl_timers_len(&pp->timers) ? pp->timers.a[0].when * 1e9 : 1e19;
     gl_store_relaxed(&pp->next_ns, ns < 9e18 ? (int64_t)ns + 1 : GL_NEVER);
 }
 
 /* The G's world has a timer at `when`: see to it that it is notified then. By the M that runs it, which holds pp, or
- * (pp NULL) has lost its P: then P 0 takes it. 0, or -1 without memory. */
-static inline int gl_timer_set(gl_sched *S, gl_p *pp, gl_g *gp, double when) {
-    gl_p *old = gp->tp;
+ * (pp NULL) has lost its P: then P 0 takes it. at: the world's note of its gl_place. 0, or -1 without memory. */
+static inline int gl_timer_set(gl_sched *S, gl_p *pp, gl_g *gp, void **at, double when) {
+    gl_place *place = (gl_place *)*at;
+    gl_p *old;
     int r;
     int64_t next;
-    if (gl_load_relaxed(&gp->tpos) >= 0) {
+    if (!place) {
+        if (!(*at = place = (gl_place *)malloc(sizeof *place))) return -1;
+        *place = (gl_place){ NULL, -1 };
+    }
+    old = place->pp;
+    if (gl_load_relaxed(&place->pos) >= 0) {
         gl_lock(&old->tlock);
-        if (gp->tpos >= 0) {
-            if (old->timers.a[gp->tpos].when <= when) {     /* it looks by then: one look too early is cheap */
+        if (place->pos >= 0) {
+            if (old->timers.a[place->pos].when <= when) {     /* it looks by then: one look too early is cheap */
                 gl_unlock(&old->tlock);
                 return 0;
             }
-            gl_timers_remove(&old->timers, gp->tpos);
+            gl_timers_remove(&old->timers, (size_t)place->pos);
             gl_note_next(old);
         }
         gl_unlock(&old->tlock);
     }
     if (!pp) pp = S->allp[0];
-    gp->tp = pp;
+    place->pp = pp;
     gl_lock(&pp->tlock);
-    r = gl_timers_push(&pp->timers, when, gp, &gp->tpos);
+    r = gl_timers_push(&pp->timers, when, gp, &place->pos);
     gl_note_next(pp);
     next = pp->next_ns;
     gl_unlock(&pp->tlock);
@@ -46,12 +57,13 @@ static inline int gl_timer_set(gl_sched *S, gl_p *pp, gl_g *gp, double when) {
 }
 
 /* Before the G's memory goes. */
-static inline void gl_timer_forget(gl_g *gp) {
-    gl_p *pp = gp->tp;
+static inline void gl_timer_forget(void *at) {
+    gl_place *place = (gl_place *)at;
+    gl_p *pp = place ? place->pp : NULL;
     if (!pp) return;
     gl_lock(&pp->tlock);
-    if (gp->tpos >= 0) {
-        gl_timers_remove(&pp->timers, gp->tpos);
+    if (place->pos >= 0) {
+        gl_timers_remove(&pp->timers, (size_t)place->pos);
         gl_note_next(pp);
     }
     gl_unlock(&pp->tlock);
@@ -64,11 +76,11 @@ static inline uint32_t gl_timers_run(gl_p *pp, int64_t now_ns, gl_batch *b) {
     double now = (double)now_ns * 1e-9;
     if (gl_load_relaxed(&pp->next_ns) > now_ns && now_ns != GL_NEVER) return 0;
     gl_lock(&pp->tlock);
-    while (pp->timers.n && (pp->timers.a[0].when <= now || now_ns == GL_NEVER)) {
+    while (gl_timers_len(&pp->timers) && (pp->timers.a[0].when <= now || now_ns == GL_NEVER)) {
         gl_g *gp = (gl_g *)gl_timers_remove(&pp->timers, 0);
         if (gl_g_notify(&gp->state)) {
             gp->since = pp->woken++ % GL_SAMPLED ? 0 : gl_since();
-            gl_happened(pp->sched, EV_G + G_RUNNABLE, gp->obj, pp, NULL);
+            gl_happened(pp->sched, EV_G + G_RUNNABLE, gl_obj(gp), pp, NULL);
             gl_batch_add(b, gp);
         }
         n++;

@@ -1,4 +1,4 @@
-from gmploop.core.g cimport G
+from gmploop.core.g cimport G, gl_pool
 from gmploop.core.handle cimport TimerHandle, flag
 from gmploop.core.poller cimport Poller, Watch
 
@@ -10,16 +10,21 @@ cdef class RestWatch:
     cdef long long wait_ns(self, LoopCore loop)
     cdef int waited(self, LoopCore loop, long long delay_ns) except -1
 
-cdef class OwnThread:
+cdef class Apart:                       # what few worlds have
+    cdef object task_factory
+    cdef object exception_handler       # of a world that moves, as the next
+    cdef object home                    # the loop from which it came, or None
+
+cdef class OwnThread(Apart):
+    cdef gl_pool *pool                  # the world's
     cdef RestWatch rest                 # None but in gmploop.run()
     cdef dict task_kwargs               # {"loop": the loop}, made once; None when it is closed
     cdef unsigned long long polled_at   # gl_ticks() of the last poll
 
 cdef class LoopCore(G):
     cdef readonly Poller poller
-    cdef public object _task_factory
     cdef object apart                   # of a loop with a thread of its own: its OwnThread; of a world that moves: the loop
-                                        # from which it came
+                                        # from which it came, or an Apart, which worlds share and nobody changes
     cdef readonly flag own_tasks        # create_task() and create_future() give the types of task.pyx and future.pyx
     cdef flag custom_call_at            # call_later() then goes through it, as asyncio's does
     cdef flag custom_time               # a subclass overrides time(): virtual clocks
@@ -27,6 +32,7 @@ cdef class LoopCore(G):
     cdef flag closed                    # any thread may ask; its runner sets it
     cdef unsigned char skipped, skip    # turns since the last poll; how many may pass while work is ready
     cdef unsigned char empty_polls
+    cdef Apart own_apart(self)
     cdef dict task_kwargs(self)
     cdef double clock(self) except? -1
     cdef int poll_io(self) except -1

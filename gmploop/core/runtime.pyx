@@ -17,7 +17,7 @@ from libc.math cimport isinf, isnan, INFINITY
 from libc.stdlib cimport calloc, free
 from gmploop.core.handle cimport (
     Handle, TimerHandle, flag, THREADSAFE, WHOLE, make_handle, make_timer, gl_world_mine, gl_thread_ident,
-    gl_load_relaxed, gl_monotonic, gl_ticks, GL_TICKS_LITTLE, gl_lock, gl_unlock)
+    gl_load_relaxed, gl_monotonic, gl_ticks, gl_timers_len, GL_TICKS_LITTLE, gl_lock, gl_unlock)
 from gmploop.core.g cimport (
     gl_ring_len, gl_ring_pop, gl_g_cas, gl_g_set, gl_g_clear_notified, gl_pool, G_IDLE, G_RUNNABLE, G_RUNNING)
 from gmploop.core.future cimport make_future
@@ -72,6 +72,8 @@ cdef enum:
     MAX_SKIP = 61               # turns; Go's schedtick interval for looking at the global queue
     LOOKS = 3                   # at a run that may never go on; guessed
     MANY = 4                    # timers: see APART_S; guessed
+    SENDS_EVERY = 64            # callbacks after which a long turn sends what waits, a power of 2: two thirds of a
+                                # millisecond of small requests, before the thread that looks sends each alone; guessed
     DAY_NS = 86400000000000     # asyncio's MAXIMUM_SELECT_TIMEOUT
 
 # Injected by gmploop.loop.
@@ -127,9 +129,30 @@ cdef class RestWatch:
         return 0
 
 
+cdef class Apart:
+    """What few worlds have: those that move are made by the million."""
+
+
 @cython.final
-cdef class OwnThread:
-    """What only a loop has that has a thread of its own: worlds that move are made by the million."""
+cdef class OwnThread(Apart):
+    """What only a loop has that has a thread of its own."""
+
+    def __cinit__(self):
+        self.pool = <gl_pool *>calloc(1, sizeof(gl_pool))
+
+    def __dealloc__(self):
+        if self.pool != NULL:
+            while self.pool.n:
+                self.pool.n -= 1
+                Py_DECREF(<object>self.pool.a[self.pool.n])
+            free(self.pool)
+
+
+cdef inline object factory_of(LoopCore loop):
+    """Its task factory, or None."""
+    if type(loop.apart) is OwnThread or type(loop.apart) is Apart:
+        return (<Apart>loop.apart).task_factory
+    return None
 
 
 cdef class LoopCore(G):
@@ -153,16 +176,22 @@ cdef class LoopCore(G):
         self.poller = Backend(self)
         if write_batching:
             self.poller.batch_writes()
-        self.pool = <gl_pool *>calloc(1, sizeof(gl_pool))
+        self.s.pool = own.pool
 
-    def __dealloc__(self):
-        # Of a world that moves it is its M's, and NULL here.
-        if self.pool != NULL:
-            while self.pool.n:
-                self.pool.n -= 1
-                Py_DECREF(<object>self.pool.a[self.pool.n])
-            free(self.pool)
-            self.pool = NULL
+    cdef Apart own_apart(self):
+        """To write to."""
+        if type(self.apart) is not OwnThread:
+            raise RuntimeError("the loop's constructor has not run")
+        return <Apart>self.apart
+
+    @property
+    def _task_factory(self):
+        return factory_of(self)
+
+    @_task_factory.setter
+    def _task_factory(self, value):
+        if value is not factory_of(self):
+            self.own_apart().task_factory = value
 
     def _use_own_clock(self):
         self.custom_time = True
@@ -474,6 +503,8 @@ cdef class LoopCore(G):
                 h = <Handle><PyObject *>entry
                 Py_DECREF(h)
                 self.run_handle(h)
+            if n and not n & (SENDS_EVERY - 1):
+                self.poller.flush()
         return 0
 
     cdef int run_entry(self, size_t entry) except -1:
@@ -529,7 +560,7 @@ cdef class LoopCore(G):
         cdef double now, delay
         if self._stopping or gl_ring_len(&self.ready):
             return 0
-        if not self.w.timers.n:
+        if not gl_timers_len(&self.w.timers):
             return -1
         now = self.clock()
         delay = self.w.timers.a[0].when - now
@@ -577,7 +608,7 @@ cdef class LoopCore(G):
             if self.empty_polls > 8:        # a few sleep(0) in a row poll each time, as on stock
                 self.skip = min(<unsigned char>(self.skip * 2 + 1), <unsigned char>MAX_SKIP)
         self.w.timers_due = False
-        if self.w.timers.n:
+        if gl_timers_len(&self.w.timers):
             now = self.clock()
             before = gl_ring_len(&self.ready)
             self.take_due(now)
@@ -597,7 +628,8 @@ cdef class LoopCore(G):
 
     def create_future(self):
         """A future of this loop."""
-        if self.own_tasks and (self._task_factory is None or self._task_factory is stock_eager_factory):
+        factory = factory_of(self)
+        if self.own_tasks and (factory is None or factory is stock_eager_factory):
             return make_future(self)        # another factory's tasks are asyncio's, and quicker with its futures
         return PyObject_Call(futures_names["Future"], (), self.task_kwargs())
 
@@ -610,17 +642,18 @@ cdef class LoopCore(G):
 
     def create_task(self, coro, *, name=None, context=None, **kwargs):
         """Run a coroutine as a task of this loop."""
+        factory = factory_of(self)
         if self.own_tasks and tasks_names["Task"] is stock_task:    # some programs put theirs in its place
-            if self._task_factory is None:
+            if factory is None:
                 self.check_open()
                 if PyCoro_CheckExact(coro) and not kwargs and (name is None or type(name) is str):
                     return make_task(self, coro, PyContext_CopyCurrent() if context is None else context, name)
                 return Task(coro, loop=self, name=name, context=context, **kwargs)
-            if self._task_factory is stock_eager_factory:
+            if factory is stock_eager_factory:
                 self.check_open()
                 kwargs.setdefault("eager_start", never_eager is None or getattr(coro, "__qualname__", "") != never_eager)
                 return Task(coro, loop=self, name=name, context=context, **kwargs)
-        if self._task_factory is None and not self.w.debug and context is None and not kwargs:
+        if factory is None and not self.w.debug and context is None and not kwargs:
             self.check_open()
             if name is None:
                 return PyObject_Call(tasks_names["Task"], (coro,), self.task_kwargs())

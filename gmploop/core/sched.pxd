@@ -43,6 +43,7 @@ cdef extern from "scheduler.h" nogil:
         void *events
         void *pool
         void *waiters
+        void *sends
         void *hook_world
         uint32_t turns
     ctypedef struct gl_event:
@@ -98,8 +99,8 @@ cdef extern from "scheduler.h" nogil:
     int gl_give_away(gl_sched *, gl_m *)
     void gl_m_set(gl_m *, int)
     void gl_wakep(gl_sched *)
-    int gl_timer_set(gl_sched *, gl_p *, gl_g *, double)
-    void gl_timer_forget(gl_g *)
+    int gl_timer_set(gl_sched *, gl_p *, gl_g *, void **, double)
+    void gl_timer_forget(void *)
     uint32_t gl_runq_len(gl_runq *)
     void gl_spin_found(gl_sched *, gl_m *)
     void gl_startm(gl_sched *, gl_p *, int)
@@ -107,6 +108,7 @@ cdef extern from "scheduler.h" nogil:
     void gl_all_remove(gl_sched *, gl_g *)
     int gl_look_in_poller(gl_sched *, gl_m *)
     void gl_give_to_locked(gl_m *, gl_g *)
+    void gl_lock_to(gl_m *, gl_g *)
     void gl_park_locked(gl_sched *, gl_m *)
     void gl_requeue(gl_sched *, gl_m *, gl_g *)
 

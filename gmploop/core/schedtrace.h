@@ -13,7 +13,7 @@ enum { GL_TRACED_GS = 512 };        /* Gs with a line; of more only the number i
 enum { GL_TRACE_LINE = 192 };       /* the longest of P, M and G */
 
 typedef struct { int at; char text[4096]; } gl_text;
-typedef struct { const gl_g *gp; const void *obj; const gl_m *lockedm; int state; } gl_traced;
+typedef struct { const gl_g *gp; int state, locked; } gl_traced;
 
 static inline int gl_text_full(const gl_text *t) { return t->at > (int)sizeof t->text - GL_TRACE_LINE; }
 
@@ -31,8 +31,12 @@ static void gl_trace_ps(gl_sched *S, gl_text *t) {
         for (; i < n && !gl_text_full(t); i++) {
             gl_p *pp = S->allp[i];
             int status = gl_load_relaxed(&pp->status);
+            uint32_t timers;
+            gl_lock(&pp->tlock);
+            timers = gl_timers_len(&pp->timers);
+            gl_unlock(&pp->tlock);
             GL_SAY(t, "  P%d: status=%s schedtick=%u m=%d runqsize=%u timerslen=%u\n", i, names[status & 7],
-                   gl_load_relaxed(&pp->schedtick), (status >> 3) - 1, gl_runq_len(&pp->q), pp->timers.n);
+                   gl_load_relaxed(&pp->schedtick), (status >> 3) - 1, gl_runq_len(&pp->q), timers);
         }
         pthread_mutex_unlock(&S->lock);
     }
@@ -48,16 +52,16 @@ static void gl_trace_ms(gl_sched *S, gl_text *t) {
             int state = gl_load_relaxed(&mp->state);
             if (state != M_DEAD)
                 GL_SAY(t, "  M%d: status=%s p=%d curg=%p spinning=%d blocked=%d lockedg=%p\n", i, names[state],
-                       pp ? pp->id : -1, (void *)mp->curg, mp->spinning, mp->blocked, (void *)mp->lockedg);
+                       pp ? pp->id : -1, (void *)mp->curg, mp->spinning, mp->blocked, (void *)gl_load_relaxed(&mp->lockedg));
         }
         pthread_mutex_unlock(&S->lock);
     }
 }
 
-/* The number of the M that runs it, as in the lines of Ms; -1: none does. */
-static int gl_m_of(gl_sched *S, const gl_g *gp) {
+/* The number of the M that runs it, or that alone may, as in the lines of Ms; -1: none. */
+static int gl_m_of(gl_sched *S, const gl_g *gp, int locked) {
     for (int i = 0, n = gl_load_acquire(&S->nm); i < n; i++)
-        if (gl_load_relaxed(&S->allm[i]->curg) == gp) return i;
+        if ((locked ? gl_load_relaxed(&S->allm[i]->lockedg) : gl_load_relaxed(&S->allm[i]->curg)) == gp) return i;
     return -1;
 }
 
@@ -69,15 +73,15 @@ static void gl_trace_gs(gl_sched *S, gl_text *t) {
         gl_lock(&S->all[i].lock);
         all += S->all[i].n;
         for (gl_g *gp = S->all[i].first; gp && n < GL_TRACED_GS; gp = gp->all_next)
-            found[n++] = (gl_traced){ gp, gp->obj, gl_load_relaxed(&gp->lockedm), gl_load_relaxed(&gp->state) & 15 };
+            found[n++] = (gl_traced){ gp, gl_load_relaxed(&gp->state) & 15, gp->locked };
         gl_unlock(&S->all[i].lock);
     }
     for (size_t i = 0; i < n; i++) {
-        gl_traced *g = &found[i];               /* Ms stay where they are; the G may be gone by now */
+        gl_traced *g = &found[i];               /* the G may be gone by now */
         int runs = g->state == G_RUNNING || g->state == G_BLOCKED;
         GL_SAY(t, "  G%p: status=%s m=%d lockedm=%d loop=%llu\n", (const void *)g->gp, names[g->state],
-               runs ? gl_m_of(S, g->gp) : -1, g->lockedm ? g->lockedm->id - 1 : -1,
-               (unsigned long long)(uintptr_t)g->obj);
+               runs ? gl_m_of(S, g->gp, 0) : -1, g->locked ? gl_m_of(S, g->gp, 1) : -1,
+               (unsigned long long)(uintptr_t)gl_obj(g->gp));
         if (gl_text_full(t)) gl_text_out(t);
     }
     if (all > n) GL_SAY(t, "  and %zu more Gs\n", all - n);

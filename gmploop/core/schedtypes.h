@@ -29,7 +29,7 @@ enum { GL_STOP, GL_GOT_G, GL_GOT_EVENTS };      /* what gl_find() brings */
 enum { GL_LISTS = 16 };                         /* lists of all Gs: as many as threads hardly meet in */
 enum { GL_DYING = 256 };                        /* one of four turns is a world's last: gl_p.dying is about this */
 enum { GL_SAMPLED = 8 };                        /* of so many waits for a P one is timed, for the clock's sake; Go's */
-enum { GL_LATENCIES = 108 };                    /* gl_latency_bucket() of 2^28 - 1, and one */
+enum { GL_LATENCIES = 108 };                    /* gl_latency_bucket() of GL_SINCE is less */
 enum { EV_G = 0, EV_P = 8, EV_M = 16 };         /* kinds of events: these + the new state */
 
 static const unsigned char gl_p_legal[P_STATES][P_STATES] = {
@@ -103,6 +103,7 @@ struct gl_m {
     gl_g *last;                         /* whose loop is the thread's running loop; only compared */
     void *pool;                         /* handles kept for reuse */
     void *waiters;                      /* and memory of waiters */
+    void *sends;                        /* a SharedBatch, a reference; made by the first write that waits */
     void *hook_world;                   /* whom the thread's hook of async generators belongs to; only compared */
 };
 

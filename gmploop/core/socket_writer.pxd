@@ -8,6 +8,7 @@ cdef class SocketWriter(Transport):
     cdef Py_ssize_t woff            # bytes of the first chunk that are sent
     cdef bint eof_sent
     cdef bint batching              # small data waits in `out` for the end of the turn
+    cdef bint moves                 # ... in the batch of an M: reclaim() it before `out` is used
     @cython.final
     cdef int may_write(self, str what) except -1
     cdef int write_now(self, object data, Py_ssize_t size) except -1
@@ -15,6 +16,7 @@ cdef class SocketWriter(Transport):
     cdef Py_ssize_t send_now(self, object data) except -2
     @cython.final
     cdef bint put_out(self, object data, Py_ssize_t size) except -1
+    cdef int reclaim(self) except -1
     cdef int take_out(self) except? -1
     @cython.final
     cdef int keep(self, object data, Py_ssize_t offset) except -1

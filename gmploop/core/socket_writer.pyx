@@ -15,7 +15,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
 from libc.errno cimport errno, EAGAIN, EINTR
 from libc.string cimport memset
-from gmploop.core.batch cimport GL_PENDING
+from gmploop.core.batch cimport GL_PENDING, gl_out_left
 from gmploop.core.g cimport gl_ring_len, gl_ring_push, gl_ring_pop, gl_ring_at, gl_ring_free
 from gmploop.core.handle cimport gl_world_mine
 from gmploop.core.poller cimport EV_OUT
@@ -124,8 +124,12 @@ cdef class SocketWriter(Transport):
     @cython.final
     cdef bint put_out(self, object data, Py_ssize_t size) except -1:
         """Whether the data will be sent, or is dropped, without write(): what waits goes first if it is not to wait."""
+        if self.moves and self.batch_at:
+            self.reclaim()
+            if self.conn_lost:
+                return True
         if (self.wsize == 0 and size <= BATCH_MAX and not isinstance(data, memoryview)
-                and gl_world_mine(&self.g.w)):
+                and gl_world_mine(&self.g.w) and self.poller is not None):
             if self.out is None:
                 if not self.poller.send_later(self, data if PyBytes_CheckExact(data) else bytes(data)):
                     return False
@@ -138,6 +142,16 @@ cdef class SocketWriter(Transport):
             return self.conn_lost != 0
         return False
 
+    cdef int reclaim(self) except -1:
+        """In a world that moves: no batch has `out` any more. Afterwards that is None, or unsent."""
+        cdef int n = self.poller.take_back(self) if self.poller is not None else GL_PENDING
+        if n != GL_PENDING:
+            self.batch_sent(n)
+            if self.wsize:
+                self.arm_write()
+                self.maybe_pause()
+        return 0
+
     cdef int take_out(self) except? -1:
         """Take `out` from the batch, and drop it. What the batch has done with it, as for batch_sent()."""
         cdef int n = self.poller.take_back(self) if self.poller is not None else GL_PENDING
@@ -146,6 +160,8 @@ cdef class SocketWriter(Transport):
 
     cdef int send_out(self) except -1:
         cdef Py_ssize_t n
+        if self.moves and self.batch_at:
+            self.reclaim()
         data = self.out
         if data is None:
             return 0
@@ -239,6 +255,8 @@ cdef class SocketWriter(Transport):
         return 0
 
     def get_write_buffer_size(self):
+        if self.moves:
+            return self.wsize + (gl_out_left(&self.shared_out, self.batch_at) if self.batch_at else 0)
         return self.wsize + (len(self.out) if self.out is not None else 0)
 
     cdef int clear_wbuf(self) except -1:
@@ -341,6 +359,8 @@ cdef class SocketWriter(Transport):
         if self.closing or self.eof_sent:
             return
         self.send_out()
+        if self.closing:                # that found the connection broken
+            return
         self.eof_sent = True
         if not self.wsize:
             self.shut_down()
@@ -367,8 +387,9 @@ cdef class SocketWriter(Transport):
     # -- the end
 
     cdef int clear_buffer(self) except -1:
-        data = self.out
-        if data is not None and self.take_out() == GL_PENDING and not self.wsize and self.poller is not None \
+        cdef int n = self.poller.take_back(self) if self.poller is not None else GL_PENDING
+        data, self.out = self.out, None         # now it is in no batch
+        if data is not None and n == GL_PENDING and not self.wsize and self.poller is not None \
                 and not self.poller.forked():
             # without a batch it had left
             send(self.fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), MSG_NOSIGNAL | MSG_DONTWAIT)

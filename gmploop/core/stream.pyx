@@ -83,6 +83,7 @@ cdef class SocketTransport(SocketWriter):
 
     cdef int start_watching(self) except -1:
         self.by_completion, self.batching = self.poller.receives, self.poller.batches
+        self.moves = self.batching and self.poller.shared
         self.poller.watch(self, self.wanted())
         if self.by_completion and self.may_read():
             self.poller.receive(self, True)
@@ -102,6 +103,8 @@ cdef class SocketTransport(SocketWriter):
             return self.start()
         if self.gone:
             return 0
+        if self.moves and self.batch_at and events & EV_OUT:
+            self.send_out()             # what the batch could not, see its settle()
         if events & (EV_OUT | EV_ERR | EV_HUP) and self.wsize:
             self.flush_in_context()
             if self.wsize and self.batching and not self.conn_lost and not self.mask & EV_OUT:

@@ -6,7 +6,6 @@ The algorithms are in waitq.h, waiting and waking in wait.pyx. Every method here
 cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
-from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 from types import GenericAlias
@@ -46,7 +45,7 @@ cdef Py_ssize_t count(str what, value, Py_ssize_t least) except -1:
 cdef void drop_queue(gl_waitq *q, gl_chain *out) noexcept:
     cdef gl_wnode *n = q.first
     while n != NULL:
-        gl_q_remove(n)
+        gl_q_remove(q, n)
         gl_chain_add(out, n, 0)
         n = q.first
 
@@ -113,7 +112,8 @@ cdef class Channel(Shared):
         gl_lock(&self.lock)
         drop_queue(&self.c.recvq, &out)
         drop_queue(&self.c.sendq, &out)
-        drop_queue(&self.c.returned, &out)
+        while self.c.returned.first != NULL:
+            gl_chain_add(&out, gl_returned_pop(&self.c.returned), 0)
         buf = self.c.buf
         memset(&self.c.buf, 0, sizeof(buf))
         gl_unlock(&self.lock)
@@ -270,24 +270,10 @@ cdef class Case:
 cdef object MISSING = object()
 
 
-cdef extern from *:
-    """
-    /* Which ready case is taken is random; how good a random number is does not matter. */
-    static unsigned gl_random(unsigned limit) {
-        static _Thread_local uint64_t state;
-        uint64_t z = state += 0x9E3779B97F4A7C15ULL + (uint64_t)(uintptr_t)&state;
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
-        return (unsigned)((z ^ (z >> 31)) >> 32) % limit;
-    }
-    """
-    unsigned gl_random(unsigned) nogil
-
-
 @cython.no_gc_clear
 cdef class Select(Waiter):
     """The awaitable of select()."""
-    cdef gl_wnode *nodes
+    cdef gl_wcase *nodes
     cdef unsigned *order        # n numbers of cases in the order of the attempts; then n in that of the locks
     cdef unsigned n
     cdef tuple channels
@@ -296,13 +282,13 @@ cdef class Select(Waiter):
 
     def __dealloc__(self):
         cdef unsigned i
-        if self.stage == PARKED:
+        if self.node.stage == PARKED:
             try:
                 self.quit_for_ever()
             except BaseException:
                 PyErr_WriteUnraisable(self.channels)
         for i in range(self.n):
-            Py_XDECREF(<PyObject *>self.nodes[i].item)
+            Py_XDECREF(<PyObject *>self.nodes[i].node.item)
         free(self.nodes)
         free(self.order)
 
@@ -312,7 +298,7 @@ cdef class Select(Waiter):
         cdef Py_ssize_t n = len(cases)
         if not 0 < n < 1 << 20:
             raise ValueError(f"select() takes one case or more, up to a million, not {n}")
-        self.nodes = <gl_wnode *>calloc(n, sizeof(gl_wnode))
+        self.nodes = <gl_wcase *>calloc(n, sizeof(gl_wcase))
         self.order = <unsigned *>calloc(2 * n, sizeof(unsigned))
         if self.nodes == NULL or self.order == NULL:
             raise MemoryError()
@@ -324,11 +310,11 @@ cdef class Select(Waiter):
             if not isinstance(given, Case):
                 raise TypeError(f"select() takes channels, Channel.receiving() and Channel.sending(item), not {given!r}")
             case = <Case>given
-            self.nodes[i].op, self.nodes[i].index = <unsigned char>case.op, i
-            self.nodes[i].state = &self.state
+            self.nodes[i].node.op, self.nodes[i].node.is_case = <unsigned char>case.op, 1
+            self.nodes[i].state, self.nodes[i].index = &self.node.state, i
             if case.op == OP_SEND:
                 Py_INCREF(case.item)
-                self.nodes[i].item = <void *>case.item
+                self.nodes[i].node.item = <void *>case.item
             self.n += 1
             channels.append(case.channel)
         self.channels = tuple(channels)
@@ -344,10 +330,10 @@ cdef class Select(Waiter):
         return <Shared>self.channels[index]
 
     cdef unsigned won(self) noexcept:
-        return <unsigned>load_flags(&self.state) >> W_INDEX_SHIFT
+        return <unsigned>load_flags(&self.node.state) >> W_INDEX_SHIFT
 
     cdef gl_wnode *winner(self) noexcept:
-        return &self.nodes[self.won()]
+        return &self.nodes[self.won()].node
 
     cdef Shared winner_at(self):
         return self.where(self.won())
@@ -371,24 +357,26 @@ cdef class Select(Waiter):
     cdef int begin(self, bint park) except -1:
         """The first case that can be done, in random order; or stand in all queues."""
         cdef gl_chain out
+        cdef gl_wnode *n
         cdef unsigned i = 0, k
         cdef int r = SYNC_WAIT
         for k in range(self.n):             # shuffle
-            i = gl_random(k + 1)
+            i = gl_any_below(k + 1)
             self.order[k] = self.order[i]
             self.order[i] = k
         memset(&out, 0, sizeof(out))
         self.lock_all(True)
         for k in range(self.n):
             i = self.order[k]
-            r = (<Shared>PyTuple_GET_ITEM(self.channels, i)).attempt(&self.nodes[i], &out)
+            r = (<Shared>PyTuple_GET_ITEM(self.channels, i)).attempt(&self.nodes[i].node, &out)
             if r != SYNC_WAIT:
-                gl_wait_decide(&self.state, W_GRANTED, i)
+                gl_wait_decide(&self.node.state, W_GRANTED, i)
                 break
         if r == SYNC_WAIT and park:
             for i in range(self.n):
                 Py_INCREF(self)
-                gl_q_append((<Shared>PyTuple_GET_ITEM(self.channels, i)).queue(self.nodes[i].op), &self.nodes[i])
+                n = &self.nodes[i].node
+                gl_q_append((<Shared>PyTuple_GET_ITEM(self.channels, i)).queue(n.op), n)
         self.lock_all(False)
         try:
             flush(&out)
@@ -405,12 +393,12 @@ cdef class Select(Waiter):
         if r != SYNC_WAIT:
             return self.at_once(r)
         if self.seconds == 0:
-            self.stage = ENDED
+            self.node.stage = ENDED
             return self.expired()
         self.park()
         if self.seconds > 0:
             try:
-                self.timer = self.loop.call_later(self.seconds, expire, self)
+                self.timer = self.whom.call_later(self.seconds, expire, self)
             except BaseException:
                 self.quit()
                 raise
@@ -419,11 +407,11 @@ cdef class Select(Waiter):
     cdef object granted(self):
         cdef gl_wnode *n = self.winner()
         if n.op == OP_SEND:
-            return n.index, None
+            return self.won(), None
         value = <object>n.item
         n.item = NULL
         Py_DECREF(value)
-        return n.index, value
+        return self.won(), value
 
     cdef object closed(self):
         return raise_closed(self.winner_at(), self.won())
@@ -434,7 +422,7 @@ cdef class Select(Waiter):
         return -1, self.default
 
     cdef bint decide_here(self, int outcome) except -1:
-        if not gl_wait_decide(&self.state, outcome, 0):
+        if not gl_wait_decide(&self.node.state, outcome, 0):
             return False
         self.leave_queues()
         return True
@@ -442,14 +430,16 @@ cdef class Select(Waiter):
     cdef int leave_queues(self) except -1:
         """Of the winner's nothing is left, or it stands among `returned`."""
         cdef unsigned i, queued = 0
-        cdef int outcome = load_flags(&self.state) & W_OUTCOME
+        cdef int outcome = load_flags(&self.node.state) & W_OUTCOME
         cdef gl_wnode *winner = self.winner() if outcome == W_GRANTED or outcome == W_CLOSED else NULL
+        cdef gl_wnode *n
         cdef Shared at
         for i in range(self.n):
-            if &self.nodes[i] != winner:
+            n = &self.nodes[i].node
+            if n != winner:
                 at = <Shared>PyTuple_GET_ITEM(self.channels, i)
                 gl_lock(&at.lock)
-                queued += gl_q_remove(&self.nodes[i])
+                queued += gl_q_remove(at.queue(n.op), n)
                 gl_unlock(&at.lock)
         for i in range(queued):
             Py_DECREF(self)
@@ -467,7 +457,7 @@ cdef class Select(Waiter):
 
 
 def expire(Select w):
-    if gl_wait_decide(&w.state, W_EXPIRED, 0) == 2:
+    if gl_wait_decide(&w.node.state, W_EXPIRED, 0) == 2:
         w.wake()
 
 

@@ -7,7 +7,7 @@ once than there are cores, nothing helps.
 """
 import os
 import sys
-from gmploop.core.g cimport gl_g
+from gmploop.core.g cimport gl_g, gl_obj
 from gmploop.core.handle cimport gl_lock, gl_unlock
 from gmploop.core.sched cimport sched, gl_m, gl_sched, gl_now_ns, int64_t, uint32_t
 
@@ -125,7 +125,7 @@ cdef object world_of(gl_m *mp, uint32_t turn):
         while each != NULL and each != gp:
             each = each.all_next
         if each != NULL:
-            world = <object>each.obj
+            world = <object>gl_obj(each)
         gl_unlock(&sched().all[i].lock)
         if world is not None:
             break

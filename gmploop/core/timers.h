@@ -20,23 +20,24 @@ typedef struct {
     ssize_t *pos;           /* the item's own note of its index; -1 outside of the heap */
 } gl_timer;
 
-typedef struct {
-    gl_timer *a;
-    uint32_t n, cap;
-} gl_timers;
+enum { GL_TIMERS_FIRST = 4 };     /* capacity: of what is made by the million, few have more timers; guessed */
 
-/* In front of `a`: worlds that wait mostly have no timers, and are many. */
-typedef struct { uint64_t seq, apart; } gl_timers_head;
+typedef struct { gl_timer *a; } gl_timers;
+
+/* In front of `a`: worlds that wait mostly have no timers, and are many. place: what the P's heap knows this one by
+ * (ptimers.h); freed with it. */
+typedef struct { uint64_t seq; uint32_t n, cap; void *place, *apart; } gl_timers_head;
 
 static inline gl_timers_head *gl_timers_head_of(const gl_timers *h) { return (gl_timers_head *)h->a - 1; }
+static inline uint32_t gl_timers_len(const gl_timers *h) { return h->a ? gl_timers_head_of(h)->n : 0; }
 
 static inline int gl_timers_resize(gl_timers *h, uint32_t cap) {
     gl_timers_head *head = (gl_timers_head *)realloc(h->a ? gl_timers_head_of(h) : NULL,
                                                      sizeof *head + (size_t)cap * sizeof(gl_timer));
     if (!head) return -1;
-    if (!h->a) head->seq = 0;
+    if (!h->a) memset(head, 0, sizeof *head);
     h->a = (gl_timer *)(head + 1);
-    h->cap = cap;
+    head->cap = cap;
     return 0;
 }
 
@@ -57,10 +58,11 @@ static inline void gl_timers_up(gl_timers *h, size_t i, gl_timer t) {
 }
 
 static inline void gl_timers_down(gl_timers *h, size_t i, gl_timer t) {
+    size_t n = gl_timers_head_of(h)->n;
     for (;;) {
         size_t child = 4 * i + 1, end = child + 4, best;
-        if (child >= h->n) break;
-        if (end > h->n) end = h->n;
+        if (child >= n) break;
+        if (end > n) end = n;
         for (best = child++; child < end; child++)
             if (gl_timer_before(&h->a[child], &h->a[best])) best = child;
         if (!gl_timer_before(&h->a[best], &t)) break;
@@ -72,30 +74,35 @@ static inline void gl_timers_down(gl_timers *h, size_t i, gl_timer t) {
 
 /* Returns -1 without memory. */
 static inline int gl_timers_push(gl_timers *h, double when, void *item, ssize_t *pos) {
-    if (h->n == h->cap) {
-        uint32_t cap = h->cap ? h->cap * 2 : 16;
+    gl_timers_head *head = h->a ? gl_timers_head_of(h) : NULL;
+    if (!head || head->n == head->cap) {
+        uint32_t cap = head ? head->cap * 2 : GL_TIMERS_FIRST;
         if (!cap || gl_timers_resize(h, cap) < 0) return -1;
+        head = gl_timers_head_of(h);
     }
-    gl_timer t = { when, gl_timers_head_of(h)->seq++, item, pos };
-    gl_timers_up(h, h->n++, t);
+    gl_timer t = { when, head->seq++, item, pos };
+    gl_timers_up(h, head->n++, t);
     return 0;
 }
 
 /* Takes out the entry at index i and returns its item. */
 static inline void *gl_timers_remove(gl_timers *h, size_t i) {
-    gl_timer gone = h->a[i], last = h->a[--h->n];
+    gl_timers_head *head = gl_timers_head_of(h);
+    gl_timer gone = h->a[i], last = h->a[--head->n];
     gl_store_relaxed(gone.pos, -1);
-    if (i < h->n) {
+    if (i < head->n) {
         if (i > 0 && gl_timer_before(&last, &h->a[(i - 1) >> 2])) gl_timers_up(h, i, last);
         else gl_timers_down(h, i, last);
     }
-    if (h->cap > 1024 && h->n < h->cap / 4) gl_timers_resize(h, h->cap / 2);    /* a burst gives its memory back */
+    if (head->cap > 1024 && head->n < head->cap / 4) gl_timers_resize(h, head->cap / 2);    /* a burst gives its memory back */
     return gone.item;
 }
 
 static inline void gl_timers_free(gl_timers *h) {
-    if (h->a) free(gl_timers_head_of(h));
-    memset(h, 0, sizeof *h);
+    if (!h->a) return;
+    free(gl_timers_head_of(h)->place);
+    free(gl_timers_head_of(h));
+    h->a = NULL;
 }
 
 #endif

@@ -32,13 +32,13 @@ static inline void gl_happened(gl_sched *S, int kind, const void *g, const gl_p 
 }
 
 /* A G becomes runnable. By who queues it next; mp: the M that does, or NULL. */
-static inline uint32_t gl_since(void) { return ((uint32_t)(gl_now_ns() >> 5) & 0xfffffff) | 1; }
+static inline uint32_t gl_since(void) { return ((uint32_t)(gl_now_ns() >> 5) & GL_SINCE) | 1; }
 
 static inline void gl_runnable(gl_sched *S, gl_m *mp, gl_g *gp) {
     uint32_t *readied = mp ? &mp->readied : &S->readied, n = gl_load_relaxed(readied);
     gl_store_relaxed(readied, n + 1);
     gp->since = n % GL_SAMPLED ? 0 : gl_since();
-    gl_happened(S, EV_G + G_RUNNABLE, gp->obj, mp ? mp->p : NULL, mp);
+    gl_happened(S, EV_G + G_RUNNABLE, gl_obj(gp), mp ? mp->p : NULL, mp);
 }
 
 /* Four buckets for each power of two: what is in one is at most a quarter larger than what else is. */
@@ -55,10 +55,11 @@ static inline uint32_t gl_latency_above(int bucket) {
 /* The M that holds pp runs the G. */
 static inline void gl_running(gl_sched *S, gl_m *mp, gl_p *pp, gl_g *gp) {
     if (gp->since) {
-        GL_ADD(pp->n.latency[gl_latency_bucket((gl_since() - gp->since) & 0xfffffff)], 1);
+        uint64_t *waits = &pp->n.latency[gl_latency_bucket((gl_since() - gp->since) & GL_SINCE)];
+        GL_ADD(*waits, 1);
         gp->since = 0;
     }
-    gl_happened(S, EV_G + G_RUNNING, gp->obj, pp, mp);
+    gl_happened(S, EV_G + G_RUNNING, gl_obj(gp), pp, mp);
 }
 
 static inline gl_m *gl_m_at(gl_sched *S, int status) {

@@ -1,6 +1,5 @@
 from cpython.object cimport PyObject
 from gmploop.core.g cimport G
-from gmploop.core.handle cimport flag
 from gmploop.core.shared cimport Shared
 from gmploop.core.waitq cimport gl_chain, gl_wnode
 
@@ -14,10 +13,10 @@ cdef enum:
 
 cdef enum:              # whom a waiter wakes
     BY_NOTHING = 0      # it has not been told yet
-    BY_TASK = 1         # a task of ours, `callback`
+    BY_TASK = 1         # a task of ours, `whom`
     BY_ROOT = 2         # the root coroutine of its world, which has no task
-    BY_CALLBACK = 3     # `callback`, in a context
-    BY_THREAD = 4       # a plain thread that waits by a semaphore; `callback` is its identity
+    BY_CALLBACK = 3     # `rare.callback`, in a context
+    BY_THREAD = 4       # a plain thread that waits by a semaphore; `rare.callback` is its identity
 
 # For tasks that know of waiters: instead of a callback they arm a waiter with themselves and no context. The resumer
 # makes the task's next step run in its world, from any thread, `mine` on the one that runs that world now. It returns
@@ -32,23 +31,24 @@ ctypedef int (*granter)(Wait w, bint mine, object context) except -1
 cdef int set_granter(granter send) except -1
 
 cdef class Rare:
+    cdef object callback            # of BY_CALLBACK and BY_THREAD
     cdef object context             # of the callback
     cdef list more                  # further callbacks, with contexts
     cdef object message             # of a cancel
     cdef void *sem                  # a plain thread waits by this
 
 cdef class Wait:
-    cdef int state                  # waitq.h; decided by any thread, once
-    cdef unsigned char stage        # NEW, PARKED, ENDED; this and all below by the waiter's own thread
-    cdef flag own                   # the loop is a G
-    cdef flag blocking              # _asyncio_future_blocking
-    cdef flag delivered             # the callback was called
-    cdef flag sent                  # a Grant stands in a queue, or has stood
-    cdef unsigned char how          # whom to wake, with `callback`; published by ARMED
+    # In the node, all by the waiter's own thread but what is said to be another's:
+    #   state       waitq.h; decided by any thread, once
+    #   stage       NEW, PARKED, ENDED
+    #   how         whom to wake; published, as `whom`, by ARMED
+    #   own         the loop is a G
+    #   blocking    _asyncio_future_blocking
+    #   delivered   the callback was called
+    #   sent        a Grant stands in a queue, or has stood; by who wakes
     cdef gl_wnode node
     cdef Shared at                  # what it waits at (a select: nothing)
-    cdef object loop
-    cdef object callback
+    cdef object whom                # BY_TASK: the task, until it needs no waking any more; else the loop, once it is parked
     cdef Rare rare                  # made when it is needed
     cdef object __weakref__
 
@@ -81,5 +81,6 @@ cdef class Wait:
 
 cdef int flush(gl_chain *) except -1
 cdef object running_loop()
+cdef object loop_of(Wait w)
 cdef int undo(Shared at, gl_wnode *n) except -1
 cdef Rare rare_of(Wait w)

@@ -14,7 +14,8 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
 from libc.string cimport memset
 from gmploop.core.handle cimport gl_world_mine, gl_lock, gl_unlock, load_flags
-from gmploop.core.g cimport G
+from gmploop.core.future cimport Future
+from gmploop.core.g cimport G, gl_obj
 from gmploop.core.sched cimport current_m, gl_m
 from gmploop.core.shared cimport Shared, raise_closed
 from gmploop.core.waitq cimport *
@@ -68,7 +69,7 @@ cdef int set_granter(granter send) except -1:
 
 cdef object running_loop():
     cdef gl_m *mp = current_m()
-    return <object>mp.curg.obj if mp != NULL and mp.curg != NULL else PyObject_CallNoArgs(get_running_loop)
+    return <object>gl_obj(mp.curg) if mp != NULL and mp.curg != NULL else PyObject_CallNoArgs(get_running_loop)
 
 
 # Of functions that raise: called as these, they return -1 and leave the exception where it is. A `try` costs as much as
@@ -79,7 +80,7 @@ ctypedef int (*flusher)(gl_chain *out) noexcept
 
 cdef int wake_first(Wait w, gl_chain *more) except -1:
     """Wake it; or, if its loop is closed, what was granted goes to who is first then."""
-    if not w.wake() and gl_wait_take(&w.state):
+    if not w.wake() and gl_wait_take(&w.node.state):
         w.put_back(more)
     return 0
 
@@ -117,8 +118,7 @@ cdef int undo(Shared at, gl_wnode *n) except -1:
     memset(&out, 0, sizeof(out))
     carrier.at = at
     carrier.node.op, carrier.node.item, carrier.node.seq = n.op, n.item, n.seq
-    carrier.node.state = &carrier.state
-    carrier.state, carrier.stage = W_GRANTED | W_TAKEN, ENDED
+    carrier.node.state, carrier.node.stage = W_GRANTED | W_TAKEN, ENDED
     n.item = NULL
     carrier.put_back(&out)
     return flush(&out)
@@ -133,6 +133,15 @@ cdef class Rare:
             PyThread_free_lock(self.sem)
 
 
+cdef inline PyObject *loop_in(Wait w) noexcept:
+    return <PyObject *>(<Future>w.whom).loop if w.node.how == BY_TASK and w.whom is not None else <PyObject *>w.whom
+
+
+cdef object loop_of(Wait w):
+    """The loop that it waits in."""
+    return <object>loop_in(w)
+
+
 cdef Rare rare_of(Wait w):
     """By the waiter's own thread, which alone makes it."""
     if w.rare is None:
@@ -145,7 +154,7 @@ cdef class Wait:
     """An operation that may have to wait."""
 
     def __dealloc__(self):
-        if self.stage == PARKED:
+        if self.node.stage == PARKED:
             try:
                 self.quit_for_ever()
             except BaseException:
@@ -155,7 +164,7 @@ cdef class Wait:
     cdef int quit_for_ever(self) except -1:
         """Nobody refers to it any more, no queue either: it was decided, or taken out of a queue that was cleared."""
         self.unpark()
-        if load_flags(&self.state) & W_OUTCOME == W_GRANTED and gl_wait_take(&self.state):
+        if load_flags(&self.node.state) & W_OUTCOME == W_GRANTED and gl_wait_take(&self.node.state):
             undo(self.winner_at(), self.winner())
         return 0
 
@@ -169,7 +178,7 @@ cdef class Wait:
         return self
 
     cdef object at_once(self, int r):
-        self.stage = ENDED
+        self.node.stage = ENDED
         if r == SYNC_DONE:
             return self.granted()
         if r == SYNC_CLOSED:
@@ -189,11 +198,11 @@ cdef class Wait:
         gl_unlock(&self.at.lock)
         if (out.first != NULL or out.spare != NULL) and (<flusher>flush)(&out) < 0:
             error = gl_take_exception()
-            self.stage = ENDED
+            self.node.stage = ENDED
             if r == SYNC_DONE:
                 undo(self.at, &self.node)
             elif r == SYNC_WAIT and park:
-                self.stage = PARKED
+                self.node.stage = PARKED
                 self.quit()
             gl_raise_again(error)
         return r
@@ -203,34 +212,36 @@ cdef class Wait:
         any: then it has left the queue."""
         cdef gl_m *mp = current_m()
         if mp != NULL and mp.curg != NULL:
-            self.loop = <object>mp.curg.obj
-            self.own = True
+            self.whom = <object>gl_obj(mp.curg)
+            self.node.own = True
         else:
-            self.loop = PyObject_CallNoArgs(get_running_loop)
-            if self.loop is None:
-                self.stage = PARKED
+            self.whom = PyObject_CallNoArgs(get_running_loop)
+            if self.whom is None:
+                self.node.stage = PARKED
                 self.quit()
                 raise RuntimeError("no running event loop")
-            self.own = isinstance(self.loop, G)
-        if self.own:
-            (<G>self.loop).waits += 1
-        self.stage = PARKED
-        self.blocking = True
+            self.node.own = isinstance(self.whom, G)
+        if self.node.own:
+            (<G>self.whom).waits += 1
+        self.node.stage = PARKED
+        self.node.blocking = True
         return 0
 
     cdef int unpark(self) except -1:
-        self.stage = ENDED
-        if not self.own:
+        cdef PyObject *g
+        self.node.stage = ENDED
+        if not self.node.own:
             return 0
-        if gl_world_mine(&(<G>self.loop).w):
-            (<G>self.loop).waits -= 1
+        g = loop_in(self)
+        if gl_world_mine(&(<G>g).w):
+            (<G>g).waits -= 1
         else:
-            gl_count(&(<G>self.loop).waits_ended, 1)
+            gl_count(&(<G>g).waits_ended, 1)
         return 0
 
     cdef object finish(self):
-        cdef int state = load_flags(&self.state)
-        if self.stage != PARKED:
+        cdef int state = load_flags(&self.node.state)
+        if self.node.stage != PARKED:
             raise RuntimeError("cannot reuse already awaited coroutine")
         if state & W_OUTCOME == W_PENDING:
             raise RuntimeError("await wasn't used with future")
@@ -238,7 +249,7 @@ cdef class Wait:
         if self.rare is not None:
             self.tell_more()
         self.clean_up()
-        if not gl_wait_take(&self.state):
+        if not gl_wait_take(&self.node.state):
             raise RuntimeError("the loop was closed while this waited")
         state &= W_OUTCOME
         if state == W_GRANTED:
@@ -293,8 +304,8 @@ cdef class Wait:
         cdef bint won, queued
         memset(&out, 0, sizeof(out))
         gl_lock(&self.at.lock)
-        won = gl_wait_decide(&self.state, outcome, 0) != 0
-        queued = won and gl_q_remove(&self.node)    # who lost may stand among `returned` by now
+        won = gl_wait_decide(&self.node.state, outcome, 0) != 0
+        queued = won and gl_q_remove(self.at.queue(self.node.op), &self.node)   # who lost may be `returned` by now
         if queued:
             self.at.left(&out)
         gl_unlock(&self.at.lock)
@@ -309,15 +320,18 @@ cdef class Wait:
 
     cdef int forget_callback(self) except -1:
         """When it was called and no queue holds the waiter, where entries() might find it."""
-        if self.callback is not None and self.stage == ENDED and (
-                self.delivered or self.how != BY_CALLBACK and not self.sent):
-            self.callback = None
+        if self.node.stage != ENDED:
+            return 0
+        if self.node.how == BY_TASK and (self.node.delivered or not self.node.sent):
+            self.whom = None
+        elif self.node.how == BY_CALLBACK and self.node.delivered:
+            self.rare.callback = None
         return 0
 
     cdef int quit(self) except -1:
         """End without a result. What was granted goes to the next."""
-        cdef int stage = self.stage
-        self.stage = ENDED
+        cdef int stage = self.node.stage
+        self.node.stage = ENDED
         if stage != PARKED:
             return 0
         self.unpark()
@@ -331,7 +345,7 @@ cdef class Wait:
     cdef int abandon(self) except -1:
         """Give what was granted to the next, unless it was consumed. From any thread."""
         cdef gl_chain out
-        if load_flags(&self.state) & W_OUTCOME != W_GRANTED or not gl_wait_take(&self.state):
+        if load_flags(&self.node.state) & W_OUTCOME != W_GRANTED or not gl_wait_take(&self.node.state):
             return 0
         memset(&out, 0, sizeof(out))
         self.put_back(&out)
@@ -340,7 +354,7 @@ cdef class Wait:
     cdef int put_back(self, gl_chain *out) except -1:
         """By who has taken the outcome."""
         cdef Shared at = self.winner_at()
-        if load_flags(&self.state) & W_OUTCOME != W_GRANTED:
+        if load_flags(&self.node.state) & W_OUTCOME != W_GRANTED:
             return 0
         gl_lock(&at.lock)
         if at.restore(self.winner(), out):
@@ -352,16 +366,16 @@ cdef class Wait:
 
     cdef int wake(self) except -1:
         """Its outcome is decided and it is armed. From any thread. Returns 0 if its loop is closed."""
-        cdef bint mine
-        if self.how == BY_THREAD:
+        if self.node.how == BY_ROOT:
+            return (<G>self.whom).wake_root(gl_world_mine(&(<G>self.whom).w), True)
+        if self.node.how == BY_TASK:
+            if self.whom is None:           # it has ended without this
+                return 0
+            return resume_task(self.whom, self, self.node.own and gl_world_mine(&(<G>(<Future>self.whom).loop).w))
+        if self.node.how == BY_THREAD:
             PyThread_release_lock(self.rare.sem)
             return 1
-        mine = self.own and gl_world_mine(&(<G>self.loop).w)
-        if self.how == BY_ROOT:
-            return (<G>self.loop).wake_root(mine, True)
-        if self.how == BY_TASK:
-            return resume_task(self.callback, self, mine)
-        return send_grant(self, mine, self.rare.context)
+        return send_grant(self, self.node.own and gl_world_mine(&(<G>self.whom).w), self.rare.context)
 
     cdef int send_grant(self, bint mine, object context) except -1:
         """For a task_resumer."""
@@ -371,17 +385,17 @@ cdef class Wait:
         more, self.rare.more = self.rare.more, None
         if more is not None:
             for other, context in more:
-                self.loop.call_soon(other, self, context=context)
+                loop_of(self).call_soon(other, self, context=context)
         return 0
 
     cdef int deliver(self) except -1:
         """Its Grant's turn has come."""
-        callback = self.callback
-        self.delivered = True
+        callback = self.whom if self.node.how == BY_TASK else self.rare.callback
+        self.node.delivered = True
         if self.rare is not None:
             self.tell_more()
         if callback is not None:
-            if self.how == BY_TASK:
+            if self.node.how == BY_TASK:
                 step_task(callback, self)
             else:
                 callback(self)

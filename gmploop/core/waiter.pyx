@@ -43,7 +43,6 @@ cdef Waiter operation(Shared at, int op):
     cdef Waiter w = <Waiter>gl_new_waiter(())
     w.at = at
     w.node.op = <unsigned char>op
-    w.node.state = &w.state
     return w
 
 
@@ -60,13 +59,13 @@ cdef class Waiter(Wait):
         return self
 
     def __next__(self):
-        r = self.start() if self.stage == NEW else self.finish()
-        if self.stage == PARKED:
+        r = self.start() if self.node.stage == NEW else self.finish()
+        if self.node.stage == PARKED:
             return r
         raise StopIteration(r)
 
     def send(self, value):
-        if value is not None and self.stage == NEW:
+        if value is not None and self.node.stage == NEW:
             raise TypeError("can't send non-None value to a just-started coroutine")
         return self.__next__()
 
@@ -100,20 +99,20 @@ cdef class Waiter(Wait):
 
     @property
     def cr_await(self):
-        return self.at if self.stage == PARKED else None
+        return self.at if self.node.stage == PARKED else None
 
     # -- as a future
 
     @property
     def _asyncio_future_blocking(self):
-        return self.blocking if self.stage == PARKED else None      # None: not a future (yet)
+        return self.node.blocking if self.node.stage == PARKED else None      # None: not a future (yet)
 
     @_asyncio_future_blocking.setter
     def _asyncio_future_blocking(self, bint value):
-        self.blocking = value
+        self.node.blocking = value
 
     def get_loop(self):
-        return self.loop
+        return loop_of(self)
 
     def add_done_callback(self, callback, *, context=None):
         """Call callback(self) in the waiter's loop when the outcome is decided."""
@@ -121,8 +120,8 @@ cdef class Waiter(Wait):
 
     def remove_done_callback(self, callback):
         removed = 0
-        if self.callback is not None and self.callback == callback:
-            self.callback, removed = call_nothing, 1
+        if self.node.how == BY_CALLBACK and self.rare.callback is not None and self.rare.callback == callback:
+            self.rare.callback, removed = call_nothing, 1
         if self.rare is not None and self.rare.more:
             kept = [pair for pair in self.rare.more if pair[0] != callback]
             removed += len(self.rare.more) - len(kept)
@@ -131,43 +130,44 @@ cdef class Waiter(Wait):
 
     cdef bint may_arm(self, G g) noexcept:
         """A task of this world has got it from its coroutine, as a future is got: it may arm it with itself."""
-        cdef bint may = (self.stage == PARKED and self.blocking and <PyObject *>self.loop == <PyObject *>g
-                         and self.how == BY_NOTHING)
+        cdef bint may = (self.node.stage == PARKED and self.node.blocking and self.node.how == BY_NOTHING
+                         and <PyObject *>self.whom == <PyObject *>g)
         if may:
-            self.blocking = False
+            self.node.blocking = False
         return may
 
     cdef int arm(self, object callback, object context) except -1:
         """Set whom to wake: a callback with its context, or with None a task of ours. By the waiter's own thread."""
-        if self.stage != PARKED:
+        if self.node.stage != PARKED:
             raise RuntimeError("not awaited, or over")
-        if self.how != BY_NOTHING:
-            if self.delivered:
-                self.loop.call_soon(callback, self, context=context)
+        if self.node.how != BY_NOTHING:
+            if self.node.delivered:
+                loop_of(self).call_soon(callback, self, context=context)
             else:
                 rare_of(self).more = (self.rare.more or []) + [(callback, context)]
             return 0
-        self.callback, self.how = callback, BY_TASK
-        if context is not None:
-            rare_of(self).context, self.how = context, BY_CALLBACK
-        if gl_wait_arm(&self.state) and not self.wake():
+        if context is None:
+            self.whom, self.node.how = callback, BY_TASK
+        else:
+            rare_of(self).callback, self.rare.context, self.node.how = callback, context, BY_CALLBACK
+        if gl_wait_arm(&self.node.state) and not self.wake():
             self.abandon()
         return 0
 
     cdef int arm_root(self) except -1:
         """Wake the root coroutine of its world, which is no task. may_arm() has said yes."""
-        self.how = BY_ROOT
-        return gl_wait_arm(&self.state) and self.wake()
+        self.node.how = BY_ROOT
+        return gl_wait_arm(&self.node.state) and self.wake()
 
     def done(self):
-        return load_flags(&self.state) & W_OUTCOME != W_PENDING
+        return load_flags(&self.node.state) & W_OUTCOME != W_PENDING
 
     def cancelled(self):
-        return load_flags(&self.state) & W_OUTCOME == W_CANCELLED
+        return load_flags(&self.node.state) & W_OUTCOME == W_CANCELLED
 
     def result(self):
         """None: what was waited for is what the await returns."""
-        cdef int outcome = load_flags(&self.state) & W_OUTCOME
+        cdef int outcome = load_flags(&self.node.state) & W_OUTCOME
         if outcome == W_PENDING:
             raise InvalidStateError("Result is not set.")
         if outcome == W_CANCELLED:
@@ -178,22 +178,22 @@ cdef class Waiter(Wait):
 
     def cancel(self, msg=None):
         """Withdraw. False when something was granted already: a task then throws CancelledError, which gives it back."""
-        if self.stage != PARKED or self.done():
+        if self.node.stage != PARKED or self.done():
             return False
         self.set_message(msg)
         try:
             if not self.decide_here(W_CANCELLED):
                 return False
         finally:
-            if self.cancelled() and load_flags(&self.state) & W_ARMED:
+            if self.cancelled() and load_flags(&self.node.state) & W_ARMED:
                 self.wake()
         return True
 
     # -- to look at
 
     def __repr__(self):
-        cdef int outcome = load_flags(&self.state) & W_OUTCOME
-        what = "not started" if self.stage == NEW else "ended" if self.stage == ENDED else (
+        cdef int outcome = load_flags(&self.node.state) & W_OUTCOME
+        what = "not started" if self.node.stage == NEW else "ended" if self.node.stage == ENDED else (
             "waiting", "granted", "closed", "cancelled", "expired")[outcome]
         return f"<{self.__qualname__}() {what}{f' at {self.at!r}' if self.at is not None else ''}>"
 
@@ -207,8 +207,8 @@ def call_nothing(waiter):
 cdef PyObject *next_step(PyObject *o) except? NULL:
     """tp_iternext without a StopIteration for None."""
     cdef Waiter w = <Waiter>o
-    r = w.start() if w.stage == NEW else w.finish()
-    if w.stage == PARKED:
+    r = w.start() if w.node.stage == NEW else w.finish()
+    if w.node.stage == PARKED:
         Py_INCREF(r)
         return <PyObject *>r
     return gl_stop_iteration(<PyObject *>r)

@@ -7,9 +7,9 @@
 #include "spares.h"
 #include <stddef.h>
 
-/* A node of a queue points to the state word of its waiter, a field of the object: for room, that is all it knows of it. */
-#define gl_waiter_of(node) \
-    ((PyObject *)((char *)(node)->state - offsetof(struct __pyx_obj_7gmploop_4core_4wait_Wait, state)))
+/* From a node, which knows the state word of its waiter, to the waiter: the word is a field of the object. */
+#define gl_waiter_of(n) \
+    ((PyObject *)((char *)gl_wait_state(n) - offsetof(struct __pyx_obj_7gmploop_4core_4wait_Wait, node.state)))
 
 #ifdef Py_GIL_DISABLED
 #define gl_count(p, n) __atomic_fetch_add((p), (n), __ATOMIC_RELAXED)

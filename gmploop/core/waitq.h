@@ -1,7 +1,8 @@
 /* Wait queues by which worlds and threads hand things to each other: channels, permits, read-write locks, gates.
  *
  * An operation that cannot be done at once becomes a *wait*: a state word and one node for each object that it waits at
- * (one; a select has several). Everything here but the state word is touched under the object's spin lock only.
+ * (one; a select has several). Everything here but the state word is touched under the object's spin lock only, or by who
+ * has the node in hand.
  *
  * The state word of a wait. Its low bits are the outcome, PENDING at first. gl_wait_decide() changes it once, by CAS, and
  * whoever wins that CAS is the only one to act on the wait: a partner (GRANTED), close (CLOSED), the waiter itself
@@ -29,6 +30,12 @@
  * Lock order: the list of all objects (shared.pyx), then objects by ascending address. In a locked section no reference is
  * dropped, nothing of Python is called and nothing blocks: those who were decided are collected in a chain (`link`,
  * written once in a node's life) and woken after the unlock. With the GIL no section is ever met locked.
+ *
+ * Room. Nodes wait by the million, so a node is five words. `link` is where `prev` was: a node is linked when it has left
+ * its queue for good, but for `returned`, which is walked forwards only and so leaves `link` alone: a node may be put there
+ * while who decided it is still going through its chain. The queue that a node stands in is known to who removes it. The
+ * state word is in the node, but for the nodes of a select, which are gl_wcase. `seq` wraps: two in one queue are never
+ * 2^31 items apart, unless a receiver was handed one and did not resume for so many (then only their order would suffer).
  */
 #ifndef GMPLOOP_WAITQ_H
 #define GMPLOOP_WAITQ_H
@@ -45,15 +52,32 @@ typedef struct gl_wnode gl_wnode;
 typedef struct { gl_wnode *first, *last; size_t n; } gl_waitq;
 
 struct gl_wnode {
-    gl_wnode *next, *prev;
-    gl_waitq *q;            /* the queue that it stands in, or NULL */
-    gl_wnode *link;          /* the next of a chain of decided nodes */
-    int *state;             /* the wait's word, a field of its object; each queue that it stands in holds a reference */
-    void *item;             /* what a sender brings until it is taken; what a receiver was given. A reference */
-    uint64_t seq;           /* under which the item was given */
-    unsigned index;         /* of the case in a select */
-    unsigned char op, wake;
+    gl_wnode *next;
+    union {
+        gl_wnode *prev;
+        gl_wnode *link;         /* the next of a chain of decided nodes */
+    };
+    void *item;                 /* what a sender brings until it is taken; what a receiver was given. A reference */
+    int state;                  /* the wait's word, if it has one node */
+    uint32_t seq;               /* under which the item was given */
+    unsigned char op;
+    unsigned char wake : 1, is_case : 1;    /* has a link, and is to be woken; is a gl_wcase. By who decides; never written */
+    unsigned char queued;       /* whether it stands in a queue, which then holds a reference to the wait's object */
+    /* The wait's own, here for room; see wait.pxd. */
+    unsigned char stage, how;
+    unsigned char own, sent;
+    unsigned char blocking : 1, delivered : 1;
 };
+
+/* A node of a select. */
+typedef struct {
+    gl_wnode node;
+    int *state;                 /* the wait's word */
+    unsigned index;
+} gl_wcase;
+
+static inline int *gl_wait_state(gl_wnode *n) { return n->is_case ? ((gl_wcase *)n)->state : &n->state; }
+static inline unsigned gl_wait_index(const gl_wnode *n) { return n->is_case ? ((const gl_wcase *)n)->index : 0; }
 
 /* Returns 0 when it was decided before, 1 when this call decided, 2 when the caller has to wake the waiter as well. */
 static inline int gl_wait_decide(int *state, int outcome, unsigned index) {
@@ -73,26 +97,46 @@ static inline int gl_wait_take(int *state) { return !(gl_fetch_or_acq_rel(state,
 
 /* -- queues */
 
-static inline void gl_q_insert(gl_waitq *q, gl_wnode *n, gl_wnode *after) {       /* after NULL: at the front */
-    n->q = q;
-    n->prev = after;
-    n->next = after ? after->next : q->first;
-    if (n->next) n->next->prev = n; else q->last = n;
-    if (after) after->next = n; else q->first = n;
+static inline void gl_q_append(gl_waitq *q, gl_wnode *n) {
+    n->queued = 1;
+    n->next = NULL;
+    n->prev = q->last;
+    if (q->last) q->last->next = n; else q->first = n;
+    q->last = n;
     q->n++;
 }
 
-static inline void gl_q_append(gl_waitq *q, gl_wnode *n) { gl_q_insert(q, n, q->last); }
-
-/* Whether it stood in a queue, whose reference is the caller's now. */
-static inline int gl_q_remove(gl_wnode *n) {
-    gl_waitq *q = n->q;
-    if (!q) return 0;
+/* Whether it stood in the queue, whose reference is the caller's now. A node stands in no other, so none but the first of
+ * `returned` is taken out there, by the next. */
+static inline int gl_q_remove(gl_waitq *q, gl_wnode *n) {
+    if (!n->queued) return 0;
     if (n->prev) n->prev->next = n->next; else q->first = n->next;
     if (n->next) n->next->prev = n->prev; else q->last = n->prev;
-    n->q = NULL;
+    n->queued = 0;
     q->n--;
     return 1;
+}
+
+/* -- `returned`: by seq, and linked by `next` only */
+
+static inline int gl_seq_before(uint32_t x, uint32_t y) { return (int32_t)(x - y) < 0; }
+
+static inline void gl_returned_insert(gl_waitq *q, gl_wnode *n) {
+    gl_wnode **at = &q->first;
+    while (*at && !gl_seq_before(n->seq, (*at)->seq)) at = &(*at)->next;
+    n->queued = 1;
+    n->next = *at;
+    *at = n;
+    q->n++;
+}
+
+static inline gl_wnode *gl_returned_pop(gl_waitq *q) {
+    gl_wnode *n = q->first;
+    if (!n) return NULL;
+    q->first = n->next;
+    n->queued = 0;
+    q->n--;
+    return n;
 }
 
 /* What a locked section leaves to be done after it: those it decided, in that order, and a node whose reference it took
@@ -100,7 +144,7 @@ static inline int gl_q_remove(gl_wnode *n) {
 typedef struct { gl_wnode *first, *last, *spare; } gl_chain;
 
 static inline void gl_chain_add(gl_chain *c, gl_wnode *n, int wake) {
-    n->wake = (unsigned char)wake;
+    n->wake = wake & 1;
     n->link = NULL;
     if (c->last) c->last->link = n; else c->first = n;
     c->last = n;
@@ -108,14 +152,14 @@ static inline void gl_chain_add(gl_chain *c, gl_wnode *n, int wake) {
 
 /* Takes the first node whose wait can still be decided; dead ones in front of it leave the queue as well. Those of a
  * receiver get `item`. */
-static inline gl_wnode *gl_q_claim(gl_waitq *q, int outcome, void *item, uint64_t seq, gl_chain *out) {
+static inline gl_wnode *gl_q_claim(gl_waitq *q, int outcome, void *item, uint32_t seq, gl_chain *out) {
     gl_wnode *n;
     while ((n = q->first)) {
         void *kept = n->item;
         int won;
-        gl_q_remove(n);
+        gl_q_remove(q, n);
         if (item) { n->item = item; n->seq = seq; }
-        won = gl_wait_decide(n->state, outcome, n->index);
+        won = gl_wait_decide(gl_wait_state(n), outcome, gl_wait_index(n));
         if (!won) n->item = kept;
         gl_chain_add(out, n, won == 2);
         if (won) return n;
@@ -130,18 +174,17 @@ typedef struct {
     gl_waitq returned;      /* waits that gave their item back, by seq; they come before what is in buf */
     gl_ring buf;
     size_t capacity;
-    uint64_t seq;           /* of the last item handed to a waiting receiver */
+    uint32_t seq;           /* of the last item handed to a waiting receiver */
     int closed;
 } gl_chan;
 
 static inline size_t gl_chan_len(const gl_chan *c) { return gl_ring_len(&c->buf) + c->returned.n; }
 
 /* Receives into *item; *seq is the item's place, should it come back. */
-static inline int gl_chan_recv(gl_chan *c, void **item, uint64_t *seq, gl_chain *out) {
-    gl_wnode *n = c->returned.first;
+static inline int gl_chan_recv(gl_chan *c, void **item, uint32_t *seq, gl_chain *out) {
+    gl_wnode *n = gl_returned_pop(&c->returned);
     *seq = n ? n->seq : c->seq;
     if (n) {
-        gl_q_remove(n);
         *item = n->item;
         n->item = NULL;
         out->spare = n;
@@ -175,13 +218,11 @@ static inline int gl_chan_send(gl_chan *c, void *item, gl_chain *out) {
 /* The item of a node that was granted one and has taken it without use. Returns whether the node itself keeps it and
  * stands in a queue now, which needs a reference. */
 static inline int gl_chan_restore(gl_chan *c, gl_wnode *n, gl_chain *out) {
-    gl_wnode *after = c->returned.last;
     if (gl_q_claim(&c->recvq, W_GRANTED, n->item, n->seq, out)) {
         n->item = NULL;
         return 0;
     }
-    while (after && after->seq > n->seq) after = after->prev;
-    gl_q_insert(&c->returned, n, after);
+    gl_returned_insert(&c->returned, n);
     return 1;
 }
 
@@ -189,6 +230,15 @@ static inline void gl_chan_close(gl_chan *c, gl_chain *out) {
     c->closed = 1;
     while (gl_q_claim(&c->recvq, W_CLOSED, NULL, 0, out)) ;
     while (gl_q_claim(&c->sendq, W_CLOSED, NULL, 0, out)) ;
+}
+
+/* Which ready case of a select is taken is random; how good a random number is does not matter. */
+static inline unsigned gl_any_below(unsigned limit) {
+    static _Thread_local uint64_t state;
+    uint64_t z = state += 0x9E3779B97F4A7C15ULL + (uint64_t)(uintptr_t)&state;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+    return (unsigned)((z ^ (z >> 31)) >> 32) % limit;
 }
 
 /* -- gates: mutex and semaphore (OP_PERMIT, value = permits left), read-write lock (value = readers, or -1 for a writer),

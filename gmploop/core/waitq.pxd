@@ -1,5 +1,5 @@
 # waitq.h for Cython.
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t
 from gmploop.core.g cimport gl_ring
 
 cdef extern from "waitq.h" nogil:
@@ -10,13 +10,16 @@ cdef extern from "waitq.h" nogil:
     ctypedef struct gl_wnode:
         gl_wnode *next
         gl_wnode *link
-        gl_waitq *q
-        int *state
         void *item
-        uint64_t seq
+        int state
+        uint32_t seq
+        unsigned char op, wake, is_case, queued, stage, how, own, sent, blocking, delivered
+    ctypedef struct gl_wcase:
+        gl_wnode node
+        int *state
         unsigned index
-        unsigned char op
-        unsigned char wake
+    int *gl_wait_state(gl_wnode *)
+    unsigned gl_wait_index(gl_wnode *)
     ctypedef struct gl_waitq:
         gl_wnode *first
         size_t n
@@ -33,12 +36,14 @@ cdef extern from "waitq.h" nogil:
         long long value
     int gl_wait_decide(int *, int, unsigned)
     bint gl_wait_arm(int *)
+    unsigned gl_any_below(unsigned)
     bint gl_wait_take(int *)
     void gl_chain_add(gl_chain *, gl_wnode *, int)
     void gl_q_append(gl_waitq *, gl_wnode *)
-    bint gl_q_remove(gl_wnode *)
+    bint gl_q_remove(gl_waitq *, gl_wnode *)
+    gl_wnode *gl_returned_pop(gl_waitq *)
     size_t gl_chan_len(gl_chan *)
-    int gl_chan_recv(gl_chan *, void **, uint64_t *, gl_chain *)
+    int gl_chan_recv(gl_chan *, void **, uint32_t *, gl_chain *)
     int gl_chan_send(gl_chan *, void *, gl_chain *)
     int gl_chan_restore(gl_chan *, gl_wnode *, gl_chain *)
     void gl_chan_close(gl_chan *, gl_chain *)

@@ -7,7 +7,7 @@ from libc.math cimport isnan
 from gmploop.core.g cimport G
 from gmploop.core.handle cimport gl_load_relaxed, gl_lock, gl_unlock, gl_monotonic, load_flags
 from gmploop.core.shared cimport Shared, first_shared, lock_list, unlock_list
-from gmploop.core.wait cimport Wait, Rare, rare_of, running_loop, gl_waiter_of, PARKED, ENDED, BY_ROOT, BY_THREAD
+from gmploop.core.wait cimport Wait, Rare, loop_of, rare_of, running_loop, gl_waiter_of, PARKED, ENDED, BY_CALLBACK, BY_THREAD
 from gmploop.core.waitq cimport *
 
 cdef extern from "Python.h":
@@ -49,9 +49,9 @@ cdef object block(Wait w, double timeout):
     if r != SYNC_WAIT:
         return w.at_once(r)
     if timeout == 0:
-        w.stage = ENDED
+        w.node.stage = ENDED
         return w.expired()
-    w.stage = PARKED
+    w.node.stage = PARKED
     try:
         wait_sem(w, timeout)
     except BaseException:
@@ -69,9 +69,9 @@ cdef int wait_sem(Wait w, double timeout) except -1:
     if rare.sem == NULL:
         raise MemoryError()
     PyThread_acquire_lock_timed(rare.sem, 0, 0)
-    w.callback, w.how = PyThread_get_thread_ident(), BY_THREAD
-    gl_wait_arm(&w.state)
-    while load_flags(&w.state) & W_OUTCOME == W_PENDING:
+    rare.callback, w.node.how = PyThread_get_thread_ident(), BY_THREAD
+    gl_wait_arm(&w.node.state)
+    while load_flags(&w.node.state) & W_OUTCOME == W_PENDING:
         if timeout >= 0:
             left = deadline - gl_monotonic()
             if left <= 0:
@@ -93,7 +93,7 @@ ctypedef struct entry:
 
 
 cdef inline PyObject *whom(Wait w) noexcept:
-    return <PyObject *>w.loop if w.how == BY_ROOT else <PyObject *>w.callback
+    return <PyObject *>w.rare.callback if w.node.how >= BY_CALLBACK else <PyObject *>w.whom
 
 
 cdef entry *entries(size_t *n) noexcept:
@@ -121,10 +121,10 @@ cdef entry *entries(size_t *n) noexcept:
                     if more == NULL:
                         break
                     found = more
-                if load_flags(node.state) & W_ARMED:
+                if load_flags(gl_wait_state(node)) & W_ARMED:
                     found[n[0]].waiter = gl_waiter_of(node)
                     found[n[0]].callback = whom(<Wait>gl_waiter_of(node))
-                    found[n[0]].index = node.index
+                    found[n[0]].index = gl_wait_index(node)
                     Py_INCREF(<object>found[n[0]].waiter)
                     Py_INCREF(<object>found[n[0]].callback)
                     n[0] += 1
@@ -148,7 +148,7 @@ def waiting():
         Py_DECREF(callback)
         if isinstance(callback, G):         # in the place of its root task
             callback = callback.goroutine
-        result.append((w, w.where(found[i].index), w.operation(), w.loop, callback))
+        result.append((w, w.where(found[i].index), w.operation(), loop_of(w), callback))
     PyMem_RawFree(found)
     return result
 
@@ -163,13 +163,13 @@ def forget_lost():
     one, were running: gmploop's do not go on in the child."""
     cdef unsigned long me = PyThread_get_thread_ident()
     cdef Wait w
-    for w, _, _, _, who in waiting():
-        if w.how == BY_THREAD:
+    for w, _, _, loop, who in waiting():
+        if w.node.how == BY_THREAD:
             lost = who != me
-        elif w.own:
-            lost = gl_load_relaxed(&(<G>w.loop).w.owner) != 0
+        elif w.node.own:
+            lost = gl_load_relaxed(&(<G>loop).w.owner) != 0
         else:
-            thread = getattr(w.loop, "_thread_id", None)
+            thread = getattr(loop, "_thread_id", None)
             lost = thread is not None and thread != me
         if lost:
             w.decide_here(W_CANCELLED)

@@ -17,10 +17,10 @@
 
 typedef struct {
     unsigned long owner;
+    gl_timers timers;
     gl_spinlock lock;
     unsigned char debug;
     unsigned char timers_due;   /* a timer was set whose deadline had already come: look at the heap on the next turn */
-    gl_timers timers;
 } gl_world;
 
 enum { POOL = 64 };         /* handles kept for reuse by a locked world, or by an M for the worlds that it runs */

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import gmploop
+import support
 
 from . import servers
 
@@ -40,16 +41,9 @@ def loop_factory(loop_name):
 
 
 def open_descriptors():
-    """The sockets, pipes and pollers that this process has open, by number."""
-    found = {}
-    for fd in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except FileNotFoundError:
-            continue
-        if target.startswith(("socket:", "pipe:", "anon_inode:")):
-            found[fd] = target
-    return found
+    """The sockets, pipes and pollers that this process has open."""
+    found = support.open_fds() if os.path.isdir("/proc/self/fd") else ()
+    return {(fd, target) for fd, target in found if target.startswith(("socket:", "pipe:", "anon_inode:"))}
 
 
 @pytest.fixture
@@ -69,7 +63,7 @@ def run(loop_factory):
     yield runner
     gc.collect()
     assert not complaints
-    left = {fd: what for fd, what in open_descriptors().items() if before.get(fd) != what}
+    left = support.leftovers(open_descriptors, before)
     assert not left, f"descriptors left open: {left}"
 
 

@@ -14,7 +14,7 @@ import threading
 
 import gmploop
 from gmploop import world
-from gmploop.core import moving
+from gmploop.core import moving, spawn
 
 PROCS = 2
 LOOK_UP_S = 0.01        # only the main thread runs signal handlers, and SIGCHLD wakes the thread that forked
@@ -139,8 +139,8 @@ def new_event_loop():
 def put_in_place():
     """In this process, from now on."""
     gmploop.set_procs(PROCS)
-    others = [world.Join] if hasattr(world, "Join") else []
-    moving.configure(MovableLoop, *others, report_fatal)
+    spawn.configure(MovableLoop)
+    moving.configure(report_fatal)
     gmploop.new_event_loop = new_event_loop
     real = asyncio.all_tasks
 

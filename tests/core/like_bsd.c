@@ -5,11 +5,14 @@
  * - libkqueue asks a socket for its error, which takes the error away: connect() seems to succeed, a reset looks like
  *   an end of file. It is told of some error and the socket keeps its own.
  * - libkqueue refuses devices, terminals and whatever has no type (pidfds). It is told that they are pipes.
+ * - libkqueue has a thread of its own, and with a thread of somebody else's no run is known to be dead. It gets the name
+ *   of one of gmploop's own.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -34,4 +37,11 @@ int getsockopt(int fd, int level, int name, void *value, socklen_t *size) {
         return 0;
     }
     return (int)syscall(SYS_getsockopt, fd, level, name, value, size);
+}
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*body)(void *), void *arg) {
+    int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(RTLD_NEXT, "pthread_create");
+    int r = real(thread, attr, body, arg);
+    if (r == 0 && by_libkqueue(__builtin_return_address(0))) pthread_setname_np(*thread, "gmploop-sysmon");
+    return r;
 }

@@ -15,7 +15,7 @@
 
 enum { GS = 300, POSTERS = 2 };
 
-typedef struct { gl_g g; int posted; int running; long ran; int wants_timer; } world;
+typedef struct { gl_g g; int posted; int running; long ran; int wants_timer; void *place; } world;
 
 static gl_sched sched;
 static gl_watch watch;
@@ -80,7 +80,8 @@ static void execute(gl_m *mp, gl_g *gp) {
     turn(w, mp);
     if (w->wants_timer) {
         __atomic_fetch_add(&timers, 1, __ATOMIC_RELAXED);
-        CHECK(gl_timer_set(&sched, mp->p, gp, (double)(gl_now_ns() + gl_random(mp) % 2000000) * 1e-9) == 0);
+        CHECK(gl_timer_set(&sched, mp->p, gp, &w->place,
+                           (double)(gl_now_ns() + gl_random(mp) % 2000000) * 1e-9) == 0);
     }
     gl_enter(mp);
     gl_store_relaxed(&mp->turns, mp->turns + 1);
@@ -138,7 +139,6 @@ static void begin(int procs) {
     watch.stall_ns = 2000000;
     watch.nap_min_ns = 20000;
     watch.nap_max_ns = 500000;
-    for (int i = 0; i < GS; i++) worlds[i].g.tpos = -1;
     CHECK(gl_set_procs(&sched, procs) == 0);
 }
 

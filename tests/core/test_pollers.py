@@ -4,6 +4,7 @@ The other tests of the core run on the one that GMPLOOP_POLLER names. kqueue is 
 like_bsd.c preloaded. What else of libkqueue differs from a real kqueue is in kqueue.h; some things show in other
 tests (libkqueue.args leaves those out):
 - A thread of its own frees a kqueue, some time after close(), and not at all in a forked child. Python warns of it.
+  Where threads are counted it is one too many, where they are named it looks like gmploop's sysmon (like_bsd.c).
 - A kqueue() that fails, and one whose number is closed by somebody else, leaves what it had opened.
 A real kqueue, too, can watch a plain file.
 """

@@ -28,7 +28,10 @@ BROKEN = {
     "both wake": ("return s & W_ARMED ? 2 : 1;", "return 2;", "two_senders"),
     "decided twice": ("if (s & W_OUTCOME) return 0;", "if ((s & W_OUTCOME) == W_GRANTED) return 1;", "two_selects"),
     "consumed and given back": ("& W_TAKEN); }", "& 0); }", "mutex"),
-    "returned in the order of the cancels": ("after->seq > n->seq", "0", "two_given_back"),
+    "returned in the order of the cancels": ("!gl_seq_before(n->seq, (*at)->seq)", "1", "two_given_back"),
+    "returned by numbers that do not wrap": ("(int32_t)(x - y) < 0", "x < y", "two_given_back"),
+    "a node that comes back leaves a chain that is gone through": (
+        "    n->next = *at;\n", "    n->next = *at;\n    n->prev = NULL;\n", "two_given_back"),
     "given back behind the waiting receivers": (
         "if (gl_q_claim(&c->recvq, W_GRANTED, n->item, n->seq, out)) {", "if (0) {", "two_receivers"),
     "a sender stays when there is room": ("gl_chan_len(c) < c->capacity && c", "0 && c", "two_senders"),

@@ -279,6 +279,21 @@ def test_a_turn_with_nothing_else_to_do_sends_at_once(run, loop):
     run(main())
 
 
+def test_a_long_turn_sends_on_its_way(patient, run, loop):
+    async def main():
+        async with many(loop, 2) as (transports, fars):
+            loop.call_soon(transports[0].write, b"first")
+            loop.call_soon(transports[1].write, b"second")
+            for _ in range(100):
+                loop.call_soon(int)
+            seen = loop.create_future()
+            loop.call_soon(lambda: seen.set_result([received(far) for far in fars]))
+            for _ in range(10):
+                loop.call_soon(int)
+            assert await seen == [b"first", b"second"]
+    run(main())
+
+
 def until_received(sock):
     """Compute until something has come."""
     while (data := received(sock)) is BlockingIOError:

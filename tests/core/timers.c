@@ -11,11 +11,11 @@ typedef struct { gl_timers h; item items[MOST]; size_t made, inside; } world;
 
 static void compare(const world *w) {
     size_t found = 0;
-    CHECK(w->h.n == w->inside && w->h.n <= w->h.cap);
+    CHECK(gl_timers_len(&w->h) == w->inside && (!w->h.a || w->inside <= gl_timers_head_of(&w->h)->cap));
     for (size_t i = 0; i < w->made; i++) {
         const item *it = &w->items[i];
         if (!it->inside) { CHECK(it->pos == -1); continue; }
-        CHECK(it->pos >= 0 && (size_t)it->pos < w->h.n);
+        CHECK(it->pos >= 0 && (size_t)it->pos < w->inside);
         CHECK(w->h.a[it->pos].item == it && w->h.a[it->pos].when == it->when && w->h.a[it->pos].pos == &it->pos);
         found++;
     }
@@ -113,7 +113,7 @@ static void test_random(void) {
             if (random_below(100) < pushes) push(&w, (double)random_below(distinct));
             else if (!w.inside) continue;
             else if (random_below(2)) pop(&w);
-            else cancel(&w, (item *)w.h.a[random_below(w.h.n)].item);
+            else cancel(&w, (item *)w.h.a[random_below(w.inside)].item);
             compare(&w);
         }
         empty(&w);
@@ -122,9 +122,9 @@ static void test_random(void) {
 
 static void test_memory_is_given_back(void) {
     for (int i = 0; i < MOST; i++) push(&w, (double)random_below(1000));
-    size_t most = w.h.cap;
-    while (w.inside > 100) cancel(&w, (item *)w.h.a[random_below(w.h.n)].item);
-    CHECK(most >= MOST && w.h.cap <= 1024);
+    size_t most = gl_timers_head_of(&w.h)->cap;
+    while (w.inside > 100) cancel(&w, (item *)w.h.a[random_below(w.inside)].item);
+    CHECK(most >= MOST && gl_timers_head_of(&w.h)->cap <= 1024);
     compare(&w);
     empty(&w);
 }

@@ -8,6 +8,10 @@
 #include "waitq.h"
 #include <stddef.h>
 
+/* Items stand for pointers to objects: of these the lowest three bits are 0. */
+#define ITEM(i) ((void *)(((intptr_t)(i) + 1) * 8))
+#define NUMBER(item) ((int)((intptr_t)(item) / 8 - 1))
+
 enum { ACTORS = 5, CASES = 2, ITEMS = 8, DEPTH = 400 };
 
 /* -- all runs */
@@ -39,7 +43,7 @@ typedef enum { BEGIN, ARM, ASLEEP, RESUME, QUIT, LEAVE, RELEASE, WAKING, END } s
 typedef struct {
     step at, after;                 /* after: where it goes on when it has woken those it decided */
     int state, woken, n, cancels, refs;
-    gl_wnode node[CASES];
+    gl_wcase node[CASES];
     gl_chan *chan[CASES];
     gl_gate *gate;
     gl_chain out;
@@ -47,7 +51,7 @@ typedef struct {
     int close;
 } actor;
 
-static actor *actor_of(const gl_wnode *n) { return (actor *)((char *)n->state - offsetof(actor, state)); }
+static actor *actor_of(gl_wnode *n) { return (actor *)((char *)gl_wait_state(n) - offsetof(actor, state)); }
 
 static actor actors[ACTORS];
 static int n_actors, n_items;
@@ -59,16 +63,21 @@ static actor *add(int op, int n, int item, int cancels) {
     *a = (actor){ .n = n, .cancels = cancels, .sent = item };
     n_items += op == OP_SEND;
     for (int i = 0; i < n; i++) {
-        a->node[i] = (gl_wnode){ .state = &a->state, .index = i, .op = op,
-                                 .item = op == OP_SEND ? (void *)(intptr_t)(item + 1) : NULL };
+        a->node[i] = (gl_wcase){ .state = &a->state, .index = i };
+        a->node[i].node = (gl_wnode){ .is_case = 1, .op = op, .item = op == OP_SEND ? ITEM(item) : NULL };
         a->chan[i] = &chan[i];
     }
     return a;
 }
 
+/* Where a node waits. */
+static gl_waitq *queue_of(actor *a, int i) {
+    return a->gate ? &a->gate->q : a->node[i].node.op == OP_SEND ? &a->chan[i]->sendq : &a->chan[i]->recvq;
+}
+
 static void received(actor *a, void *item) {
     CHECK(item && !a->got);
-    a->got = (int)(intptr_t)item;
+    a->got = NUMBER(item) + 1;
 }
 
 /* Goes on at `then` when it has woken those in a->out, one by one. */
@@ -82,12 +91,12 @@ static void wake_then(actor *a, step then) {
 static int try_case(actor *a, int i) {
     void *item = NULL;
     int r;
-    if (a->node[i].op == OP_SEND) {
-        r = gl_chan_send(a->chan[i], a->node[i].item, &a->out);
-        if (r == SYNC_DONE) a->node[i].item = NULL;
+    if (a->node[i].node.op == OP_SEND) {
+        r = gl_chan_send(a->chan[i], a->node[i].node.item, &a->out);
+        if (r == SYNC_DONE) a->node[i].node.item = NULL;
         return r;
     }
-    r = gl_chan_recv(a->chan[i], &item, &a->node[i].seq, &a->out);
+    r = gl_chan_recv(a->chan[i], &item, &a->node[i].node.seq, &a->out);
     if (r == SYNC_DONE) received(a, item);
     return r;
 }
@@ -100,28 +109,27 @@ static void begin(actor *a) {
         return;
     }
     for (int i = 0; i < a->n && r == SYNC_WAIT; i++)
-        r = a->gate ? gl_gate_try(a->gate, a->node[0].op) : try_case(a, i);
+        r = a->gate ? gl_gate_try(a->gate, a->node[0].node.op) : try_case(a, i);
     if (r == SYNC_WAIT)
         for (int i = 0; i < a->n; i++, a->refs++)
-            gl_q_append(a->gate ? &a->gate->q : a->node[i].op == OP_SEND ? &a->chan[i]->sendq : &a->chan[i]->recvq,
-                        &a->node[i]);
+            gl_q_append(queue_of(a, i), &a->node[i].node);
     wake_then(a, r == SYNC_WAIT ? ARM : a->gate ? RELEASE : END);
 }
 
-static gl_wnode *winner(actor *a) { return &a->node[(unsigned)a->state >> W_INDEX_SHIFT]; }
+static gl_wnode *winner(actor *a) { return &a->node[(unsigned)a->state >> W_INDEX_SHIFT].node; }
 
 /* What was granted goes to the next, by whoever takes it first: the one who drops its wake-up, or its own cancel. */
 static void give_back(actor *a) {
     gl_wnode *n = winner(a);
     if ((a->state & W_OUTCOME) != W_GRANTED || !gl_wait_take(&a->state)) return;
     if (a->gate) CHECK(gl_gate_leave(a->gate, n->op, &a->out) == 0);
-    else if (n->op != OP_SEND) a->refs += gl_chan_restore(a->chan[n->index], n, &a->out);
+    else if (n->op != OP_SEND) a->refs += gl_chan_restore(a->chan[gl_wait_index(n)], n, &a->out);
 }
 
 static void cancel(actor *a) {
     a->cancels--;
     int won = gl_wait_decide(&a->state, W_CANCELLED, 0);
-    if (won && a->n == 1 && gl_q_remove(&a->node[0])) {
+    if (won && a->n == 1 && gl_q_remove(queue_of(a, 0), &a->node[0].node)) {
         a->refs--;
         if (a->gate) gl_gate_settle(a->gate, &a->out);
     }
@@ -151,14 +159,16 @@ static void resume(actor *a) {
 /* A select leaves the queues where it lost, one after the other. */
 static void leave(actor *a) {
     int outcome = a->state & W_OUTCOME;
-    gl_wnode *n = &a->node[a->left];
-    if (a->left == a->n) { a->at = END; return; }
+    gl_wnode *n;
+    int i = a->left;
+    if (i == a->n) { a->at = END; return; }
+    n = &a->node[i].node;
     a->left++;
-    if (a->n > 1 && !((outcome == W_GRANTED || outcome == W_CLOSED) && n == winner(a))) a->refs -= gl_q_remove(n);
+    if (a->n > 1 && !((outcome == W_GRANTED || outcome == W_CLOSED) && n == winner(a))) a->refs -= gl_q_remove(queue_of(a, i), n);
 }
 
 static void release(actor *a) {
-    CHECK(gl_gate_leave(a->gate, a->node[0].op, &a->out) == 0);
+    CHECK(gl_gate_leave(a->gate, a->node[0].node.op, &a->out) == 0);
     wake_then(a, END);
 }
 
@@ -181,7 +191,7 @@ static void check_holders(void) {
     for (actor *a = actors; a < actors + n_actors; a++) {
         int granted = (a->state & (W_OUTCOME | W_TAKEN)) == W_GRANTED;
         if (a->gate && (granted || a->at == RELEASE || (a->at == WAKING && a->after == RELEASE)))
-            *(a->node[0].op == OP_READ ? &readers : &others) += 1;
+            *(a->node[0].node.op == OP_READ ? &readers : &others) += 1;
     }
     CHECK(others <= 1 && !(others && readers));
 }
@@ -214,9 +224,16 @@ static void reset(size_t capacity) {
         gl_ring_free(&chan[c].buf);
         memset(&chan[c], 0, sizeof chan[c]);
         chan[c].capacity = capacity;
+        chan[c].seq = UINT32_MAX - 1;           /* it wraps */
     }
     memset(&gate, 0, sizeof gate);
     n_actors = n_items = 0;
+}
+
+static int is_returned(actor *a) {
+    if (a->gate || !a->n) return 0;
+    for (gl_wnode *n = a->chan[gl_wait_index(winner(a))]->returned.first; n; n = n->next) if (n == winner(a)) return 1;
+    return 0;
 }
 
 /* When nobody can move: all that could happen has happened, once. */
@@ -226,24 +243,24 @@ static void check_end(void) {
         actor *a = &actors[i];
         CHECK(a->at == END || (a->at == ASLEEP && !(a->state & W_OUTCOME)));     /* else a lost wake-up */
         if (a->got) where[a->got - 1]++;
-        if (a->node[0].op == OP_SEND && !a->gate) {
+        if (a->node[0].node.op == OP_SEND && !a->gate) {
             int kept = 1;
-            for (int k = 0; k < a->n; k++) kept &= a->node[k].item != NULL;
+            for (int k = 0; k < a->n; k++) kept &= a->node[k].node.item != NULL;
             where[a->sent] += kept;
         }
-        CHECK(a->refs == (a->at == ASLEEP ? a->n : 0) + (winner(a)->q && winner(a)->q == &a->chan[winner(a)->index]->returned));
+        CHECK(a->refs == (a->at == ASLEEP ? a->n : 0) + is_returned(a));
     }
     for (int c = 0; c < 2; c++) {
         gl_chan *ch = &chan[c];
         gl_wnode *live_receiver = ch->recvq.first, *live_sender = ch->sendq.first, *n;
         if (live_receiver) CHECK(gl_chan_len(ch) == 0);
-        if (live_receiver && live_sender) CHECK(live_receiver->state == live_sender->state);
+        if (live_receiver && live_sender) CHECK(gl_wait_state(live_receiver) == gl_wait_state(live_sender));
         if (live_sender) CHECK(gl_chan_len(ch) >= ch->capacity);
         if (ch->closed) CHECK(!live_receiver && !live_sender);
-        for (size_t i = 0; i < gl_ring_len(&ch->buf); i++) where[gl_ring_at(&ch->buf, i) - 1]++;
+        for (size_t i = 0; i < gl_ring_len(&ch->buf); i++) where[NUMBER(gl_ring_at(&ch->buf, i))]++;
         for (n = ch->returned.first; n; n = n->next) {
-            where[(intptr_t)n->item - 1]++;
-            if (n->next) CHECK(n->seq < n->next->seq);
+            where[NUMBER(n->item)]++;
+            if (n->next) CHECK((int32_t)(n->next->seq - n->seq) > 0);
         }
     }
     for (int i = 0; i < n_items; i++) CHECK(where[i] == 1);
@@ -292,7 +309,7 @@ static void two_given_back(size_t c) {
         begin(a);
         move(a);
     }
-    for (; n_items < 2; n_items++) CHECK(gl_chan_send(&chan[0], (void *)(intptr_t)(n_items + 1), &out) == SYNC_DONE);
+    for (; n_items < 2; n_items++) CHECK(gl_chan_send(&chan[0], ITEM(n_items), &out) == SYNC_DONE);
     add(OP_RECV, 0, 0, 0)->out = out;
     wake_then(&actors[2], END);
 }

@@ -3,11 +3,27 @@
 #define GL_RUNQ_CAP 4u
 #define GMPLOOP_DEBUG_STATES
 #include "explore.h"
+#include <sys/socket.h>
 #include "atomics.h"
 #include "runq.h"
 #include "scheduler.h"
+#define send model_send
+#undef sched_yield
+#define sched_yield() wait_for_sender()
+static ssize_t model_send(int fd, const void *data, size_t n, int flags);
+static void wait_for_sender(void);
+#include "sends.h"
 
 static gl_sched sched;
+
+enum { WRITES = 3, ARRAYS = 2 };
+static struct sends {
+    gl_out word;
+    int from, to;                       /* Watch.out: the writes that are in it, as from and the first that is not */
+    int wire, moved;                    /* the next write that is to be sent; for who waits for a sender */
+    int lock[ARRAYS], n[ARRAYS];
+    gl_send entries[ARRAYS][WRITES];
+} w;
 
 static int within(const volatile void *word, const void *whole, size_t n) {
     return (uintptr_t)word - (uintptr_t)whole < n;
@@ -16,7 +32,7 @@ static int within(const volatile void *word, const void *whole, size_t n) {
 static int no_matter(const volatile void *word) {
     if (word == &sched.events_on || word == &sched.procs || word == &sched.nallp || word == &sched.stopping
             || word == &sched.watchers || word == &sched.readied || word == &sched.sysmon_parked || word == &sched.parks
-            || word == &sched.spins || word == &sched.nmidle) return 1;
+            || word == &sched.spins || word == &sched.nmidle || word == &w.word.sent) return 1;
     for (int i = 0; i < sched.nallp; i++) {
         gl_p *pp = sched.allp[i];
         if (within(word, &pp->n, sizeof pp->n) || word == &pp->schedtick || word == &pp->next_ns || word == &pp->keep)
@@ -33,6 +49,7 @@ static world worlds[GS];
 
 static gl_runq rings[3];
 static int out[GS];
+
 
 /* What is counted only is cleared: so states that differ in nothing else are one. The victim of a thief is random, but
  * each is looked at in each round; a P's first turn differs from its others (gl_next()). */
@@ -54,6 +71,7 @@ static void whole_state(void) {
     add(worlds, sizeof worlds);
     add(rings, sizeof rings);
     add(out, sizeof out);
+    add(&w, sizeof w);
 }
 
 /* -- the ring: an owner that puts and gets, thieves with rings of their own; each G comes out once */
@@ -149,7 +167,6 @@ static void poster(void *arg) {
 static void sched_begin(void) {
     memset(&sched, 0, sizeof sched);
     memset(worlds, 0, sizeof worlds);
-    for (int i = 0; i < GS; i++) worlds[i].g.tpos = -1;
     gl_sched_init(&sched);
     sched.spin_ns = 0;
     sched.poll = no_poll;
@@ -170,6 +187,95 @@ static void sched_end(void) {
     if (sched.nmspinning || sched.npidle != procs || sched.qsize) FOUND("all sleep, and the counts are wrong");
 }
 
+/* -- sends: a world that writes and is run by two Ms in turn, the Ms that flush, and the flusher: each write is sent once,
+ * in order. A send of more than one takes the first only. */
+
+static char bytes[WRITES + 1];
+
+static void on_the_wire(int from, int to) {
+    if (from != w.wire) FOUND("%d is sent, %d is due", from, w.wire);
+    w.wire = to;
+}
+
+static ssize_t model_send(int fd, const void *data, size_t n, int flags) {
+    int from = (int)((const char *)data - bytes), take = n > 1 ? 1 : (int)n;
+    (void)fd; (void)flags;
+    if (from < w.from || from + (int)n != w.to) FOUND("what is sent is not there any more");
+    step();
+    on_the_wire(from, from + take);
+    return take;
+}
+
+static void wait_for_sender(void) {
+    w.moved = 0;
+    block(&w.moved, 1);
+}
+
+/* The world has its data again; what a short send has left goes by its own call. */
+static void reclaim(void) {
+    int n = gl_out_take(&w.word);
+    if (n == GL_PENDING) return;
+    if (n != GL_ALL && w.from + n < w.to) on_the_wire(w.from + n, w.to);
+    w.from = w.to;
+}
+
+static void world_writes(void *arg) {
+    (void)arg;
+    for (int k = 0; k < WRITES; k++) {
+        int m = k % ARRAYS;
+        reclaim();
+        if (w.from == w.to) w.from = k;
+        w.to = k + 1;
+        uint32_t gen = gl_out_put(&w.word);
+        pthread_mutex_lock(&w.lock[m]);
+        w.entries[m][w.n[m]++] = (gl_send){ bytes + w.from, 0, (uint32_t)(w.to - w.from), GL_PENDING, gen, &w.word };
+        pthread_mutex_unlock(&w.lock[m]);
+    }
+    reclaim();
+    if (w.from < w.to) on_the_wire(w.from, w.to);
+}
+
+static void m_flushes(void *arg) {
+    int m = (int)(intptr_t)arg, n;
+    gl_send taken[WRITES];
+    for (int round = 0; round < 2; round++) {
+        pthread_mutex_lock(&w.lock[m]);
+        memcpy(taken, w.entries[m], sizeof taken);
+        n = w.n[m];
+        w.n[m] = 0;
+        pthread_mutex_unlock(&w.lock[m]);
+        for (int i = 0; i < n; i++) gl_send_now(&taken[i]);
+        w.moved = 1;
+        for (int i = 0; i < n; i++) {
+            if (!gl_out_settle(&taken[i])) continue;
+            int all = taken[i].sent >= (int)taken[i].len;
+            step();
+            if (all) w.from = w.to;
+            gl_out_settled(&taken[i], all);
+        }
+        w.moved = 1;
+    }
+}
+
+static void flusher_looks(void *arg) {
+    (void)arg;
+    for (int m = 0; m < ARRAYS; m++) {
+        pthread_mutex_lock(&w.lock[m]);
+        for (int i = 0; i < w.n[m]; i++) gl_send_or_wait(&w.entries[m][i]);
+        w.moved = 1;
+        pthread_mutex_unlock(&w.lock[m]);
+    }
+}
+
+static void sends_begin(void) {
+    memset(&w, 0, sizeof w);
+    fiber_start(world_writes, NULL);
+    for (intptr_t m = 0; m < ARRAYS; m++) fiber_start(m_flushes, (void *)m);
+    fiber_start(flusher_looks, NULL);
+}
+
+static void sends_end(void) { if (w.wire != WRITES) FOUND("%d writes were sent", w.wire); }
+
 int main(int argc, char **argv) {
     const char *test = argc == 3 ? argv[1] : "";
     int most = argc == 3 ? atoi(argv[2]) : 0;
@@ -179,6 +285,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(test, "one_p")) { procs = 1; Gs = 1; n = explore(most, sched_begin, sched_end); }
     else if (!strcmp(test, "two_ps")) { each = 1; n = explore(most, sched_begin, sched_end); }
     else if (!strcmp(test, "two_that_keep")) { each = 1; keep = 100; n = explore(most, sched_begin, sched_end); }
+    else if (!strcmp(test, "sends")) n = explore(most, sends_begin, sends_end);
     else return 2;
     printf("%ld states, %ld executions\n", n, executions);
     return 0;

@@ -1,4 +1,4 @@
-"""runq.h, gstate.h and scheduler.h themselves in every interleaving of a few threads: headers.c, explore.h."""
+"""runq.h, gstate.h, scheduler.h and sends.h themselves in every interleaving of a few threads: headers.c, explore.h."""
 
 import os
 import pathlib
@@ -44,7 +44,7 @@ def right(compiled):
 
 
 @pytest.mark.parametrize("test, preemptions, least", [("ring", 2, 1000), ("one_p", 2, 1000), ("two_ps", 2, 1000),
-                                                      ("two_that_keep", 2, 1000)])
+                                                      ("two_that_keep", 2, 1000), ("sends", 3, 1000)])
 def test_nothing_is_lost_or_doubled(right, test, preemptions, least):
     done = run(right, test, preemptions)
     assert (done.returncode, done.stderr) == (0, "")
@@ -66,6 +66,9 @@ def test_nothing_is_lost_or_doubled_with_one_preemption_more(right, test):
      "gl_store_relaxed(&q->head, h + 1); return gp;"),
     ("one_p", "gstate.h", "else to = s | G_NOTIFIED;", "else return 0;"),
     ("two_ps", "findrunnable.h", "if (!gl_any_work(S, gl_now_ns())) return 0;", "return 0;"),
+    ("sends", "sends.h", "if (gl_out_step(o, gen, GL_OUT_PENDING, GL_OUT_NONE)) return GL_PENDING; break;",
+     "gl_store_release(&o->state, gen << 2); return GL_PENDING;"),
+    ("sends", "sends.h", "s->data = NULL;                     /* the world has taken it back */\n    return 0;", "return 1;"),
     ("one_p", "findrunnable.h", "if (S->qsize || gl_runq_len(&pp->q)) {", "if (0) {"),
 ])
 def test_a_broken_step_is_found(compiled, test, header, old, new):

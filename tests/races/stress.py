@@ -6,15 +6,18 @@ little to assert: each scenario's own count, and that all of it ends.
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import sys
 import threading
 import time
 
+os.environ.setdefault("GMPLOOP_DEBUG", "batch_min_ready=0,batch_wait_us=1")     # each small write waits for two threads
+
 import gmploop
 from gmploop import go
-from gmploop.core import m, moving
+from gmploop.core import m, spawn
 
 
 async def ask(reader, writer, lines):
@@ -289,7 +292,7 @@ async def looking_in():
     def look(until):
         while not until.is_set():
             gmploop.stats(), gmploop.events()
-            [repr(handle) for handle in moving.all_goroutines()], m.threads()
+            [repr(handle) for handle in spawn.all_goroutines()], m.threads()
             time.sleep(0.001)
     until = threading.Event()
     gmploop.record_events()

@@ -434,12 +434,15 @@ def test_schedtrace_says_how_many_goroutines_it_leaves_out(program):
 def test_dump_shows_goroutines_and_threads(run):
     import io
 
+    begun = gmploop.Event()
+
     async def waits_here():
+        asyncio.get_running_loop().call_soon(begun.set)         # after its first turn
         await asyncio.sleep(1000)
 
     async def main():
         goroutine = go(waits_here, name="the sleeper")
-        await asyncio.sleep(0.01)
+        await begun.wait()
         out = io.StringIO()
         gmploop.dump(out)
         goroutine.cancel()

@@ -88,21 +88,21 @@ def test_cancels_at_any_moment_end_who_joins_for_ever():
 
 
 def test_one_that_refuses_a_cancel_gives_its_result(runs):
+    begun = gmploop.Event()
+
     async def refuses():
         try:
+            begun.set()
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             return "no"
 
-    async def joins(begun):
-        begun.set()
+    async def joins():
         return await go(refuses)
 
     async def cancels():
-        begun = asyncio.Event()
-        task = asyncio.create_task(joins(begun))
+        task = asyncio.create_task(joins())
         await begun.wait()
-        await asyncio.sleep(0.01)
         task.cancel()
         return await task
     assert runs(cancels) == "no"

@@ -147,6 +147,20 @@ def test_the_latency_counts_one_wait_in_eight_and_knows_long_ones(run):
     assert 0 < stats["latency_p50_ns"] <= stats["latency_p99_ns"]
 
 
+def test_the_latency_never_shrinks(run):
+    def counted():
+        return {(row["id"], below): n for row in gmploop.stats()["per_proc"] for below, n in row["latency_ns"].items()}
+
+    async def main():
+        before = counted()
+        for _ in range(20):
+            await asyncio.gather(*[go(turns, 0) for _ in range(400)])
+            now = counted()
+            assert all(now.get(bucket, 0) >= n for bucket, n in before.items())
+            before = now
+    run(main(), procs=1)
+
+
 def test_dump_leaves_the_histogram_out():
     out = io.StringIO()
     gmploop.dump(out)
