@@ -66,8 +66,8 @@ def test_nothing_is_lost_or_doubled_with_one_preemption_more(right, test):
      "gl_store_relaxed(&q->head, h + 1); return gp;"),
     ("one_p", "gstate.h", "else to = s | G_NOTIFIED;", "else return 0;"),
     ("two_ps", "findrunnable.h", "if (!gl_any_work(S, gl_now_ns())) return 0;", "return 0;"),
-    ("sends", "sends.h", "if (gl_out_step(o, gen, GL_OUT_PENDING, GL_OUT_NONE)) return GL_PENDING; break;",
-     "gl_store_release(&o->state, gen << 2); return GL_PENDING;"),
+    ("sends", "sends.h", "if (gl_out_step(o, gen, GL_OUT_PENDING, GL_OUT_NONE)) return",
+     "gl_store_release(&o->state, gen << 2); return"),
     ("sends", "sends.h", "s->data = NULL;                     /* the world has taken it back */\n    return 0;", "return 1;"),
     ("one_p", "findrunnable.h", "if (S->qsize || gl_runq_len(&pp->q)) {", "if (0) {"),
 ])
