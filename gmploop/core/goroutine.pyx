@@ -13,7 +13,7 @@ cimport cython
 import asyncio
 import threading
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from gmploop.core.g cimport G, gl_obj
 from gmploop.core.handle cimport flag
 from gmploop.core.sched cimport current_m, gl_m
@@ -38,6 +38,7 @@ cdef extern from *:
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
+    PyObject *PyException_GetTraceback(object)
 
 cdef extern from "atomics.h" nogil:
     flag load_flag "gl_load_acquire"(flag *)
@@ -55,8 +56,11 @@ cdef bint is_of(Goroutine handle, PyObject *loop) noexcept:
 
 
 cdef int finish(Goroutine handle, int status, object value) except -1:
+    cdef PyObject *traceback = NULL
     if status == FAILED:
-        value = value, value.__traceback__
+        traceback = PyException_GetTraceback(value)         # not the attribute: that may be anything, and must not raise
+        value = value, <object>traceback if traceback != NULL else None
+        Py_XDECREF(traceback)
     gl_fate_lock(&handle.fate)
     if gl_fate_status(&handle.fate) != PENDING:
         gl_fate_unlock(&handle.fate)

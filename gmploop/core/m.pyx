@@ -245,13 +245,14 @@ cdef int flush(gl_m *mp, bint last) except -1:
     """Send what the worlds that it has run have left to be sent. `last`: it ends."""
     if mp.sends == NULL or not last and (<SharedBatch>mp.sends).b.n == 0:
         return 0
-    if mp.p != NULL:
+    if mp.p != NULL and not last:
         gl_leave(mp, mp.p)              # it may drop a transport and its protocol, and run what these have to say
     try:
         (<SharedBatch>mp.sends).flush()
     except BaseException:
         sys.excepthook(*sys.exc_info())
-    if mp.p != NULL:
+    gl_add_u32(&mp.turns)               # it is over, should sysmon have taken the P
+    if mp.p != NULL and not last:
         gl_enter(mp)
     if last:
         batch, mp.sends = <SharedBatch>mp.sends, NULL
@@ -274,6 +275,7 @@ cdef int tell_worlds(gl_m *mp, int n) except -1:
         dispatch(mp, n)
     except BaseException:
         sys.excepthook(*sys.exc_info())
+    gl_add_u32(&mp.turns)
     if mp.p != NULL:
         gl_enter(mp)
     return 0

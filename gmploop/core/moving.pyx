@@ -72,6 +72,7 @@ def configure(fatal):
 ctypedef int (*runner)(MovingCore w, void *m) noexcept
 ctypedef int (*settler)(MovingCore w, int status, PyObject *result, PyObject *raised) noexcept
 ctypedef int (*ender)(MovingCore w) noexcept
+ctypedef int (*leaver)(LoopCore w, Task task) noexcept
 
 
 cdef int run_entries(MovingCore w, void *m) except -1:
@@ -93,12 +94,18 @@ cdef int run_entries(MovingCore w, void *m) except -1:
 
 cdef int settle(MovingCore w, int status, PyObject *result, PyObject *raised) except -1:
     """After a step of the root coroutine, within its context; takes the references."""
+    cdef PyObject *left = NULL
+    cdef int r
     if w.told:
         w.told = False
-        leave(w, w.root())
-    if w.shown:
-        return w.root().stepped(status, w.for_task(result), raised)
-    return w.root_stepped(status, result, raised)
+        if (<leaver>leave)(w, w.root()) < 0:    # somebody has left it already; the step was made all the same
+            left = gl_take_exception()
+    r = w.root().stepped(status, w.for_task(result), raised) if w.shown else w.root_stepped(status, result, raised)
+    if left != NULL:
+        error = <object>left
+        Py_DECREF(error)
+        return gl_raise_again(error)
+    return r
 
 
 cdef int let_go(MovingCore w) except -1:

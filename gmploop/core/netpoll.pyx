@@ -169,6 +169,9 @@ cdef class SharedPoller(Poller):
             return True
         if w.mask:
             gl_count(&sched().watchers, -1)
+        if w.batch_at and not self.forked():
+            gl_out_take(&w.shared_out)          # the number is another file's
+        w.batch_at = 0
         w.poller = None
         w.mask = 0
         return False
@@ -192,7 +195,10 @@ cdef class SharedPoller(Poller):
         if self.owns(w):
             if w.mask and not self.forked():
                 self.watch(w, 0)
-            self.swap(w.fd, None)
+            gl_lock(&self.lock)
+            if PyList_GET_ITEM(<PyObject *>self.table, w.fd) == <PyObject *>w:
+                self.table[w.fd] = None     # our caller has a reference
+            gl_unlock(&self.lock)
         w.poller = None
         w.mask = 0
         w.g.watches -= 1

@@ -70,15 +70,17 @@ static inline void gl_timer_forget(void *at) {
 }
 
 /* Notify the worlds whose time has come (all of them: now_ns GL_NEVER), and collect whom that made runnable. A world
- * stays where it is until its entry has left the heap, so it cannot go away meanwhile. */
+ * stays where it is until its entry has left the heap, so it cannot go away before it is notified. */
 static inline uint32_t gl_timers_run(gl_p *pp, int64_t now_ns, gl_batch *b) {
     uint32_t n = 0;
     double now = (double)now_ns * 1e-9;
     if (gl_load_relaxed(&pp->next_ns) > now_ns && now_ns != GL_NEVER) return 0;
     gl_lock(&pp->tlock);
     while (gl_timers_len(&pp->timers) && (pp->timers.a[0].when <= now || now_ns == GL_NEVER)) {
-        gl_g *gp = (gl_g *)gl_timers_remove(&pp->timers, 0);
-        if (gl_g_notify(&gp->state)) {
+        gl_g *gp = (gl_g *)pp->timers.a[0].item;
+        int runnable = gl_g_notify(&gp->state);
+        gl_timers_remove(&pp->timers, 0);
+        if (runnable) {
             gp->since = pp->woken++ % GL_SAMPLED ? 0 : gl_since();
             gl_happened(pp->sched, EV_G + G_RUNNABLE, gl_obj(gp), pp, NULL);
             gl_batch_add(b, gp);

@@ -8,7 +8,7 @@ import sys
 from gmploop.core.g cimport gl_g, gl_load_acquire, G_IDLE
 from gmploop.core.moving cimport MovingCore
 from cpython.object cimport PyObject
-from gmploop.core.handle cimport gl_spinlock, gl_lock, gl_timers_len, gl_unlock
+from gmploop.core.handle cimport gl_spinlock, gl_lock, gl_unlock
 from gmploop.core.poller cimport Watch
 from gmploop.core.runtime cimport LoopCore
 from gmploop.core.sched cimport *
@@ -88,8 +88,8 @@ def threads():
 
 
 def sleeps(MovingCore world not None):
-    """Whether nothing of this world is ready, timed or watched. At rest only."""
-    return gl_load_acquire(&world.s.state) == G_IDLE and not gl_timers_len(&world.w.timers) and not world.watches
+    """Whether nothing of this world is ready or watched. At rest only: then no P has a timer."""
+    return gl_load_acquire(&world.s.state) == G_IDLE and not world.watches
 
 
 def watched(LoopCore loop not None, int but):

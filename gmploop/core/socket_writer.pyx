@@ -387,7 +387,7 @@ cdef class SocketWriter(Transport):
     # -- the end
 
     cdef int clear_buffer(self) except -1:
-        cdef int n = self.poller.take_back(self) if self.poller is not None else GL_PENDING
+        cdef int n = self.poller.take_back(self) if self.batch_at and self.poller is not None else GL_PENDING
         data, self.out = self.out, None         # now it is in no batch
         if data is not None and n == GL_PENDING and not self.wsize and self.poller is not None \
                 and not self.poller.forked():

@@ -123,8 +123,8 @@ def go(fn_or_coro, *args, name=None):
     else:
         w._inherit_nothing()
     Py_INCREF(w)                            # the scheduler's, until death
+    gl_g_set(&w.s.state, G_RUNNABLE)        # before others can find it: they leave it to us then
     gl_all_add(sched(), &w.s, mp.id & 15 if mp != NULL else 0)
-    gl_g_set(&w.s.state, G_RUNNABLE)
     gl_ready(sched(), mp, &w.s, True)
     return handle
 

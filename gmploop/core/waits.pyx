@@ -4,10 +4,11 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_DECREF
 from libc.math cimport isnan
+from gmploop.core.future cimport Future
 from gmploop.core.g cimport G
 from gmploop.core.handle cimport gl_load_relaxed, gl_lock, gl_unlock, gl_monotonic, load_flags
 from gmploop.core.shared cimport Shared, first_shared, lock_list, unlock_list
-from gmploop.core.wait cimport Wait, Rare, loop_of, rare_of, running_loop, gl_waiter_of, PARKED, ENDED, BY_CALLBACK, BY_THREAD
+from gmploop.core.wait cimport Wait, Rare, rare_of, running_loop, gl_waiter_of, PARKED, ENDED, BY_CALLBACK, BY_TASK, BY_THREAD
 from gmploop.core.waitq cimport *
 
 cdef extern from "Python.h":
@@ -89,6 +90,7 @@ cdef int wait_sem(Wait w, double timeout) except -1:
 ctypedef struct entry:
     PyObject *waiter
     PyObject *callback
+    PyObject *loop
     unsigned index
 
 
@@ -96,9 +98,13 @@ cdef inline PyObject *whom(Wait w) noexcept:
     return <PyObject *>w.rare.callback if w.node.how >= BY_CALLBACK else <PyObject *>w.whom
 
 
+cdef inline PyObject *loop_in(Wait w) noexcept:
+    return <PyObject *>(<Future>w.whom).loop if w.node.how == BY_TASK else <PyObject *>w.whom
+
+
 cdef entry *entries(size_t *n) noexcept:
     """All nodes in all queues whose waiter has said whom to wake; with references. NULL when there is none, or no
-    memory. A callback is cleared only after its waiter has left all queues, so under their locks it is there."""
+    memory. Whom to wake is forgotten only after the waiter has left all queues, so under their locks it is there."""
     cdef PyObject *o
     cdef gl_waitq *q
     cdef gl_wnode *node
@@ -127,6 +133,8 @@ cdef entry *entries(size_t *n) noexcept:
                     found[n[0]].index = gl_wait_index(node)
                     Py_INCREF(<object>found[n[0]].waiter)
                     Py_INCREF(<object>found[n[0]].callback)
+                    found[n[0]].loop = loop_in(<Wait>gl_waiter_of(node))
+                    Py_INCREF(<object>found[n[0]].loop)
                     n[0] += 1
                 node = node.next
         gl_unlock(&(<Shared>o).lock)
@@ -144,11 +152,13 @@ def waiting():
     for i in range(n):
         w = <Wait>found[i].waiter
         callback = <object>found[i].callback
+        loop = <object>found[i].loop
         Py_DECREF(w)
         Py_DECREF(callback)
+        Py_DECREF(loop)
         if isinstance(callback, G):         # in the place of its root task
             callback = callback.goroutine
-        result.append((w, w.where(found[i].index), w.operation(), loop_of(w), callback))
+        result.append((w, w.where(found[i].index), w.operation(), loop, callback))
     PyMem_RawFree(found)
     return result
 

@@ -520,3 +520,20 @@ def test_a_child_forked_in_mid_turn_sends_nothing_of_the_parent_s(end):
             far.close()
         gmploop.run(main())
     """, options=["-W", "ignore::DeprecationWarning"]) == "b'once'\n"
+
+
+@pytest.mark.parametrize("ending", ["abort", "close"])
+def test_without_batches_a_transport_ends_as_ever(ending):
+    async def main():
+        near, far = tcp_pair()
+        transport, end = await asyncio.get_running_loop().create_connection(Recorder, sock=near)
+        transport.write(b"data")
+        getattr(transport, ending)()
+        await end.lost
+        assert far.recv(100) == b"data"
+        far.close()
+    loop = gmploop.new_event_loop(write_batching=False)
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()

@@ -284,3 +284,60 @@ def test_goroutines_of_goroutines(run):
     async def main():
         return await go(tree, 5)
     assert run(main()) == 243
+
+
+def test_an_error_with_a_traceback_of_its_own_ends_its_goroutine_and_no_other(run):
+    class Odd(Exception):
+        __traceback__ = property(lambda self: 1 / 0)
+
+    async def main():
+        handle = go(fail, Odd("odd"))
+        with pytest.raises(Odd):
+            await handle
+        others = [go(asyncio.sleep, 0.01) for _ in range(8)]
+        assert not handle.cancel()
+        await asyncio.gather(*others)
+        return handle.done(), handle.cancelled()
+    assert run(main()) == (True, False)
+
+
+def test_a_goroutine_whose_task_was_left_behind_its_back_goes_on(run, errors):
+    """The error is told, the step counts."""
+    async def leaves():
+        asyncio.tasks._leave_task(asyncio.get_running_loop(), asyncio.current_task())
+        await asyncio.sleep(0)
+        return 5
+
+    async def main():
+        return await go(leaves)
+    assert run(main()) == 5
+    assert isinstance(errors.pop()["exception"], RuntimeError)
+
+
+def test_who_waits_has_a_loop_while_others_are_woken(run):
+    channel, stop = gmploop.Channel(), threading.Event()
+
+    async def receives():
+        asyncio.current_task()
+        async for _ in channel:
+            pass
+
+    async def sends():
+        asyncio.current_task()
+        while not stop.is_set():
+            await channel.send(1)
+
+    async def main():
+        handles = [go(body) for body in (receives, sends) * 3]
+
+        def looks():
+            for _ in range(3000):
+                assert all(entry.loop is not None for entry in gmploop.sync.waiting())
+        try:
+            await asyncio.to_thread(looks)
+        finally:
+            stop.set()
+            await asyncio.gather(*handles[1::2])
+            channel.close()
+            await asyncio.gather(*handles)
+    run(main(), timeout=50)
