@@ -47,13 +47,14 @@ def open_fds():
 
 
 def threads():
-    """Id and name of each thread of the process but gmploop's own, which live as long as the process."""
+    """Id and name of each thread of the process but gmploop's own, which live as long as the process, and the kernel's, which
+    it ends when they have been idle for five seconds."""
     found = set()
     for tid in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):
             with open(f"/proc/self/task/{tid}/comm") as comm:
                 name = comm.read().strip()
-            if not name.startswith("gmploop"):
+            if not name.startswith(("gmploop", "iou-wrk")):
                 found.add((int(tid), name))
     return found
 
