@@ -3,7 +3,8 @@
  * A batch holds the small sends of a loop's turn until the loop polls. If a callback of that turn blocks or computes, this
  * thread sends them, `wait_ns` after the first was put there. It needs no GIL, no ring and no Python: only send(2).
  *
- * An entry is PENDING until somebody has sent it, then `sent` is what send() gave, or -errno. Who may do what:
+ * An entry is PENDING until somebody has sent it, then `sent` is what send() gave, or -errno. Who may do what, in the batch
+ * of a loop with a thread of its own:
  *   the loop's thread  adds an entry, gives it other bytes, takes it away (data NULL), takes all (the next turn's begin)
  *   the flusher        sends entries that are PENDING and there
  * each under the batch's `lock`, the flusher for one send at a time. So an entry is sent once; its bytes and its fd live
@@ -14,6 +15,9 @@
  * and puts the batch there; the flusher clears it, under `lock`, when it has found the batch empty `idle_looks` times in a
  * row. So a batch with entries is always on the list, a server under load costs a look a millisecond, and one that is
  * idle, or has one thing to do at a time, costs none: with no batch on the list the thread sleeps.
+ *
+ * A batch of an M (worlds that move) has entries whose writers other Ms may run by now: who may do what with those says
+ * sends.h; its owner is the M. What they cannot send is tried again at the next look.
  *
  * Lock order: the flusher's `lock` (its list), a batch's `lock`. A batch leaves the list before it is freed.
  */
