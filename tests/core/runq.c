@@ -92,24 +92,32 @@ static unsigned char seen[POSTS];
 static gl_runq queue;
 static int done;
 static long stolen, overflowed;
+enum { AWAIT_THIEF = 1000 };                                /* posts; a thief comes at least once in so many */
 
 static void see(gl_g *gp) { CHECK(__atomic_fetch_add(&seen[gp - many], 1, __ATOMIC_RELAXED) == 0); }
 
 static void *thief(void *arg) {
     gl_runq mine = { 0 };
-    long n = 0;
+    long n;
     int inherit, last;
     (void)arg;
     do {
         gl_g *gp;
         last = gl_load_acquire(&done);
         while ((gp = gl_runq_steal(&mine, &queue, 1))) {
-            do { see(gp); n++; } while ((gp = gl_runq_get(&mine, &inherit)));
+            for (n = 0; gp; gp = gl_runq_get(&mine, &inherit), n++) see(gp);
+            __atomic_fetch_add(&stolen, n, __ATOMIC_RELEASE);
         }
         sched_yield();
     } while (!last);
-    __atomic_fetch_add(&stolen, n, __ATOMIC_RELAXED);
     return NULL;
+}
+
+/* However busy the machine is and whoever of its threads is served first: the owner fills its queue, then waits for a
+ * thief. */
+static void await_thief(void) {
+    long before = __atomic_load_n(&stolen, __ATOMIC_ACQUIRE);
+    while (__atomic_load_n(&stolen, __ATOMIC_ACQUIRE) == before && gl_runq_len(&queue)) sched_yield();
 }
 
 static void test_stress(void) {
@@ -121,6 +129,7 @@ static void test_stress(void) {
         gl_runq_put(&queue, &many[i], random_below(3) == 0, &over);
         overflowed += over.n;
         for (gl_g *gp = over.first, *next; gp; gp = next) { next = gp->next; see(gp); }
+        if (i % AWAIT_THIEF == 0) await_thief();
         if (random_below(3) == 0) {
             gl_g *gp = gl_runq_get(&queue, &inherit);
             if (gp) see(gp);
@@ -130,7 +139,9 @@ static void test_stress(void) {
     gl_store_release(&done, 1);
     for (int i = 0; i < THIEVES; i++) pthread_join(threads[i], NULL);
     for (int i = 0; i < POSTS; i++) CHECK(seen[i] == 1);
-    CHECK(stolen > 100 && overflowed > 100 && !gl_runq_len(&queue));
+    CHECK(stolen > 100);
+    CHECK(overflowed > 100);
+    CHECK(!gl_runq_len(&queue));
 }
 
 int main(int argc, char **argv) {
