@@ -1,8 +1,8 @@
-"""The suite with every loop that is installed: `python -m gmploop bench --loops all`, and what else is given."""
+"""The suite with every other loop and runtime that is installed: `python -m gmploop bench --loops peers`, and what else is given."""
 
 import sys
 
 from gmploop.bench import main
 
 if __name__ == "__main__":
-    sys.exit(main(["--loops", "all", *sys.argv[1:]]))
+    sys.exit(main(["--loops", "peers", *sys.argv[1:]]))

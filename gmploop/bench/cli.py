@@ -6,8 +6,9 @@ import importlib.util
 import sys
 
 from gmploop.bench import machine, measure, native, report, rows, services
+from gmploop.bench.contests import RUNTIMES
 from gmploop.bench.loops import C_SERVERS, LOOPS
-from gmploop.bench.run import Run, say, usable_loops
+from gmploop.bench.run import Run, say, usable_loops, usable_ways
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 DEFAULT_LOOPS = ["asyncio", "uvloop", "gmploop", "c-epoll"]
@@ -16,11 +17,12 @@ POLLER_LOOPS = ["asyncio", "uvloop", "blazio", "gmploop", "gmploop-eager", "gmpl
 
 
 def _loops(text):
-    known = [*LOOPS, *C_SERVERS]
-    names = known if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    known = [*LOOPS, *C_SERVERS, *RUNTIMES]
+    groups = {"all": known, "peers": [name for name in known if not name.startswith(report.SUBJECT + "-")]}
+    names = groups.get(text) or [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:
-            raise argparse.ArgumentTypeError(f"unknown loop {name!r}; there are: {', '.join(known)}; or all")
+            raise argparse.ArgumentTypeError(f"unknown loop {name!r}; there are: {', '.join(known)}; or all, or peers")
     return list(dict.fromkeys(names))
 
 
@@ -46,13 +48,12 @@ def parser():
     it = argparse.ArgumentParser(
         prog="python -m gmploop bench", description="Measure gmploop beside other event loops.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="parts:\n" + "".join(f"  {name:10}{what}\n" for name, what in rows.PARTS.items())
-               + "  files     gmploop.fs; a program of its own: python -m gmploop bench files --help\n\n"
+        epilog="parts:\n" + "".join(f"  {name:10}{what}\n" for name, what in rows.PARTS.items()) + "\n"
                "ROW is a part, all, a row's name from --list or the beginning of some (echo-streams).")
     it.add_argument("rows", nargs="*", metavar="ROW", help="what to measure (default: all)")
     it.add_argument("--loops", type=_loops, metavar="A,B,...",
-                    help=f"which loops (default: {','.join(DEFAULT_LOOPS)}; for pollers: {','.join(POLLER_LOOPS)}; all: "
-                         "each one that is installed)")
+                    help=f"which loops (default: {','.join(DEFAULT_LOOPS)}; for pollers: {','.join(POLLER_LOOPS)}; "
+                         "peers: each one that is installed; all: and our own variants)")
     it.add_argument("--rounds", type=_count, metavar="N",
                     help="rounds, in which the loops take turns (default: 3; for pollers 2)")
     it.add_argument("--seconds", type=_seconds, metavar="S",
@@ -61,7 +62,8 @@ def parser():
                     help="connections to a server, where the row does not say (default: 50)")
     it.add_argument("--least", action="store_true",
                     help="show the least of the rounds instead of their median: on a machine that others use too")
-    it.add_argument("--syscalls", action="store_true", help="count servers' system calls too, in a run of its own")
+    it.add_argument("--syscalls", action=argparse.BooleanOptionalAction,
+                    help="count system calls too, in a run of its own (default: yes, but for --quick)")
     it.add_argument("--cold-malloc", action="store_true",
                     help="leave malloc's thresholds as a new process has them (see loops.enter_child)")
     it.add_argument("--json", metavar="FILE", help="write all figures to FILE as well")
@@ -86,10 +88,6 @@ def _usable_rows(options):
 
 
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["files"]:       # not a row: it compares ways to read files, not loops
-        from gmploop.bench import files
-        return files.main(argv[1:])
     options = parser().parse_args(argv)
     _fill_in(options)
     if options.list:
@@ -116,15 +114,17 @@ def main(argv=None):
 def _fill_in(options):
     """What was not given. The pollers are many: their default is what takes a quarter of an hour, system calls too."""
     pollers = bool(options.rows) and all(name.partition("-")[0] == "pollers" for name in options.rows)
-    quick = options.quick
+    quick, options.everyone = options.quick, not options.loops
     options.loops = options.loops or (POLLER_LOOPS if pollers else DEFAULT_LOOPS)
     options.rounds = options.rounds or (1 if quick else 2 if pollers else 3)
     options.seconds = options.seconds or (0.1 if quick else 0.4 if pollers else 1.0)
-    options.syscalls = options.syscalls or pollers and not quick
+    options.syscalls = not quick if options.syscalls is None else options.syscalls
 
 
-def _remarks(options, counter):
+def _remarks(options, counter, loops):
     remarks = [remark for remark in (machine.cores()[2], machine.busy_remark()) if remark]
+    remarks += [f"{name} turns the GIL on" for name, probe in loops.items()
+                if probe.get("gil") and machine.free_threaded()]
     if options.syscalls and not counter:
         remarks.append("neither perf nor strace can count system calls here")
     return remarks
@@ -142,17 +142,19 @@ def _run(options, place):
     _writable(options.json)
     _writable(options.plot)
     loops, loops_left_out = usable_loops(options.loops)
+    chosen, runtimes_left_out = usable_ways(chosen, options.loops, options.everyone)
+    loops_left_out |= runtimes_left_out
     for name, why in (rows_left_out | loops_left_out).items():
         say(f"left out: {name} ({why})")
     if not chosen or not set(loops) - set(C_SERVERS):
         say("error: nothing to measure")
         return USAGE
     counter = measure.syscall_counter() if options.syscalls else None
-    for remark in (remarks := _remarks(options, counter)):
+    for remark in (remarks := _remarks(options, counter, loops)):
         say(f"note: {remark}")
     quick, seconds = options.quick, options.seconds
-    settings = measure.Settings(seconds, min(0.3, seconds / 2), options.connections, place, options.cold_malloc)
-    run = Run(chosen, loops, options.rounds, settings, counter)
+    settings = measure.Settings(seconds, min(0.3, seconds / 2), options.connections, place, options.cold_malloc, quick)
+    run = Run(chosen, loops, options.rounds, settings, counter, quick)
     about = {"machine": machine.describe(), "loops": loops, "left_out": rows_left_out | loops_left_out,
              "remarks": remarks,
              "settings": {"rounds": run.rounds, "seconds": seconds, "warmup": settings.warmup,
@@ -176,8 +178,8 @@ def _show(whole, loops, options):
     print(f"{about['cpu']}, {about['cores']} cores, {about['kernel']}, Python {about['python']}"
           + (" (free-threaded)" if about["free_threaded"] else ""))
     print(", ".join(f"{name} {probe['version']}" for name, probe in whole["loops"].items() if probe))
-    report.print_table(*report.main_table(whole, loops), left=2)
-    for table in (report.server_table, report.memory_table, report.growth_table):
+    for table in (report.main_table, report.ways_table, report.tail_table, report.server_table, report.micro_table,
+                  report.memory_table, report.growth_table):
         if made := table(whole, loops):
             report.print_table(*made, left=2)
     for failure in whole["failures"]:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import sys
 import time
 
@@ -107,6 +108,7 @@ CLIENTS = {"asyncpg": asyncpg_row, "asyncpg-rows": asyncpg_rows, "redis": redis_
 
 
 async def measure(settings):
+    from loops import wait_to_be_counted
     async with contextlib.AsyncExitStack() as stack:
         make, weight = await CLIENTS[settings["kind"]](settings["service"], stack)
         operations = [await make(number) for number in range(WORKERS)]
@@ -125,6 +127,7 @@ async def measure(settings):
             await asyncio.gather(*[repeat(operation, end) for operation in operations])
 
         await all_for(settings["warmup"])
+        wait_to_be_counted(settings)
         wall, cpu = time.perf_counter(), time.process_time()
         user, system = _times()
         await all_for(settings["seconds"])
@@ -132,7 +135,8 @@ async def measure(settings):
         user, system = (after - before for after, before in zip(_times(), (user, system)))
         count = done * weight
         return {"cpu_us": cpu * 1e6 / count, "user_us": user * 1e6 / count, "sys_us": system * 1e6 / count,
-                "requests": count, "requests_per_s": count / took, "cpu_share": cpu / took}
+                "requests": count, "operations": count, "requests_per_s": count / took, "cpu_share": cpu / took,
+                "rss_kb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
 
 def _times():

@@ -1,15 +1,16 @@
 """The growth rows without a server: the cost of an operation while N callbacks, timers or tasks are there.
 
-Each function takes a loop and N, and returns what round_up(N) operations took as (CPU, wall) nanoseconds.
+Each function takes a loop and N, and returns what round_up(N) operations, or its own
+number of them, took as (CPU, wall) nanoseconds.
 """
 
 import asyncio
 from time import perf_counter_ns
 
 if __package__:
-    from gmploop.bench.micro import BATCH, UNIT, fan_out, main, medians, named, now, since, timer_cancel
+    from gmploop.bench.micro import BATCH, UNIT, fan_out, main, medians, named, now, since, timer_cancel, usage
 else:               # the child, which must not import the package
-    from micro import BATCH, UNIT, fan_out, main, medians, named, now, since, timer_cancel
+    from micro import BATCH, UNIT, fan_out, main, medians, named, now, since, timer_cancel, usage
 
 
 def callbacks(loop, load):
@@ -50,7 +51,7 @@ def timer_among(loop, load):
     took = timer_cancel(loop, UNIT * 10)
     for timer in waiting:
         timer.cancel()
-    return [figure * round_up(load) // (UNIT * 10) for figure in took]
+    return took
 
 
 def tasks(loop, load):
@@ -90,29 +91,33 @@ def task_among(loop, load):
         future.set_result(None)
         for other in others:
             await other
-        return [figure * round_up(load) // UNIT for figure in took]
+        return took
 
     return loop.run_until_complete(main())
 
 
 def round_up(load):
-    """How many operations one call of a growth function stands for: enough to be timed, a multiple of the load."""
+    """How many operations one call of a growth function carries out: enough to be timed, a multiple of the load."""
     return -(-UNIT // load) * load
 
 
+timer_among.operations, task_among.operations = UNIT * 10, UNIT       # whatever the load
 ROWS = named(callbacks, timers, timer_among, tasks, task_among)
 
 
-def measure_growth(function, loop, load, seconds):
-    """Run `function` with `load` for about `seconds`. Small loads are warmed up by one run more."""
+def measure_growth(function, loop, settings):
+    """Run `function` with a load for about so many seconds. Small loads are warmed up by one run more."""
+    from loops import wait_to_be_counted
+    load = settings["load"]
     if load <= 10 * UNIT:
         function(loop, load)
-    end = perf_counter_ns() + seconds * 1e9
+    wait_to_be_counted(settings)
+    before, end = usage(), perf_counter_ns() + settings["seconds"] * 1e9
     parts = [function(loop, load)]
     while perf_counter_ns() < end:
         parts.append(function(loop, load))
-    return medians(parts, round_up(load))
+    return medians(parts, getattr(function, "operations", round_up(load)), before)
 
 
 if __name__ == "__main__":
-    main(lambda loop, settings: measure_growth(ROWS[settings["kind"]], loop, settings["load"], settings["seconds"]))
+    main(lambda loop, settings: measure_growth(ROWS[settings["kind"]], loop, settings))

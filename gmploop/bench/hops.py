@@ -1,116 +1,93 @@
-"""Channel hops against asyncio.Queue and queue.Queue: `python -m gmploop.bench.hops [--rounds N] [--hops N]`.
+"""The hops rows: two parties that send a number to and fro, in a process of their own; see `contests`.
 
-A row is two parties that send a number to and fro. "cpu" is the process's CPU time for a round trip of two hops, "wall"
-the time that passes; least of the rounds. Rows: both in one loop, in two loops on two threads, in two plain threads.
+"means" is what they send it by: a Channel or a queue of the standard library. The figure is the process's CPU time for
+a round trip of two hops, beside it the time that passes.
 """
 
-import argparse
 import asyncio
 import queue
 import threading
 import time
 
-import gmploop
+import worlds
+from loops import enter_child, factory_of
 
-LOOPS = {"gmploop": gmploop.new_event_loop, "asyncio": asyncio.SelectorEventLoop}
+SETTINGS = enter_child()
+
+import gmploop  # noqa: E402
+
+HOPS = 10_000
+MEANS = {"Channel": (gmploop.Channel, "send", "recv"), "asyncio.Queue": (asyncio.Queue, "put", "get"),
+         "Channel, blocking": (gmploop.Channel, "send_blocking", "recv_blocking"),
+         "queue.Queue": (queue.Queue, "put", "get"), "queue.SimpleQueue": (queue.SimpleQueue, "put", "get")}
 
 
-def timed(run, hops):
-    """Microseconds a round trip: (cpu, wall)."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    run()
-    return (time.process_time() - cpu) * 1e6 / hops, (time.perf_counter() - wall) * 1e6 / hops
+def ways_of(settings):
+    """(there, back), each as its two methods: to send and to receive."""
+    make, send, receive = MEANS[settings["means"]]
+    return [(getattr(one, send), getattr(one, receive)) for one in (make(), make())]
 
 
-def run_in(factory, coro):
-    with asyncio.Runner(loop_factory=factory) as runner:
+def run_in(settings, coro):
+    with asyncio.Runner(loop_factory=factory_of(settings["of"])) as runner:
         runner.run(coro)
 
 
-async def echo(receive, send, hops):
-    for _ in range(hops):
-        await send(await receive())
+async def echo(there, back):
+    for _ in range(HOPS):
+        await back[0](await there[1]())
 
 
-async def ask(receive, send, hops):
-    for number in range(hops):
-        await send(number)
-        await receive()
+async def ask(there, back):
+    for number in range(HOPS):
+        await there[0](number)
+        await back[1]()
 
 
-def together(factory, make, names):
-    """Both parties in one loop."""
-    def row(hops):
-        one, two = make(), make()
-        send, receive = names
+def one_loop(settings):
+    there, back = ways_of(settings)
 
-        async def both():
-            other = asyncio.ensure_future(echo(getattr(one, receive), getattr(two, send), hops))
-            await ask(getattr(two, receive), getattr(one, send), hops)
-            await other
-        return timed(lambda: run_in(factory, both()), hops)
-    return row
+    async def both():
+        other = asyncio.ensure_future(echo(there, back))
+        await ask(there, back)
+        await other
+    run_in(settings, both())
 
 
-def apart(factory):
+def two_loops(settings):
     """A loop each, on a thread each."""
-    def row(hops):
-        one, two = gmploop.Channel(), gmploop.Channel()
-
-        def both():
-            thread = threading.Thread(target=run_in, args=(factory, echo(one.recv, two.send, hops)))
-            thread.start()
-            run_in(factory, ask(two.recv, one.send, hops))
-            thread.join()
-        return timed(both, hops)
-    return row
+    there, back = ways_of(settings)
+    thread = threading.Thread(target=run_in, args=(settings, echo(there, back)))
+    thread.start()
+    run_in(settings, ask(there, back))
+    thread.join()
 
 
-def in_threads(make, send, receive):
-    def row(hops):
-        one, two = make(), make()
+def two_threads(settings):
+    there, back = ways_of(settings)
 
-        def serve():
-            for _ in range(hops):
-                getattr(two, send)(getattr(one, receive)())
-
-        def both():
-            thread = threading.Thread(target=serve)
-            thread.start()
-            for number in range(hops):
-                getattr(one, send)(number)
-                getattr(two, receive)()
-            thread.join()
-        return timed(both, hops)
-    return row
+    def serve():
+        for _ in range(HOPS):
+            back[0](there[1]())
+    thread = threading.Thread(target=serve)
+    thread.start()
+    for number in range(HOPS):
+        there[0](number)
+        back[1]()
+    thread.join()
 
 
-ROWS = {
-    **{f"one loop ({kind}), Channel": together(factory, gmploop.Channel, ("send", "recv"))
-       for kind, factory in LOOPS.items()},
-    **{f"one loop ({kind}), asyncio.Queue": together(factory, asyncio.Queue, ("put", "get"))
-       for kind, factory in LOOPS.items()},
-    **{f"two loops ({kind}) on two threads, Channel": apart(factory) for kind, factory in LOOPS.items()},
-    "two threads, Channel": in_threads(gmploop.Channel, "send_blocking", "recv_blocking"),
-    "two threads, queue.Queue": in_threads(queue.Queue, "put", "get"),
-    "two threads, queue.SimpleQueue": in_threads(queue.SimpleQueue, "put", "get"),
-}
+def timed(row):
+    def figures(settings):
+        row(settings)
+        cpu, start, rounds = time.process_time(), time.perf_counter(), 0
+        while not rounds or time.perf_counter() - start < settings["seconds"]:
+            row(settings)
+            rounds += 1
+        wall = time.perf_counter() - start
+        cpu = time.process_time() - cpu
+        return {"value": cpu * 1e6 / HOPS / rounds, "wall_us": wall * 1e6 / HOPS / rounds}
+    return figures
 
 
-def main():
-    parser = argparse.ArgumentParser(prog="python -m gmploop.bench.hops", description=__doc__.partition(":")[0])
-    parser.add_argument("--rounds", type=int, default=3, help="of each row; default %(default)s")
-    parser.add_argument("--hops", type=int, default=20000, help="round trips in a round; default %(default)s")
-    options = parser.parse_args()
-    results = {name: [] for name in ROWS}
-    for _ in range(options.rounds):         # the rows take turns
-        for name, row in ROWS.items():
-            results[name].append(row(options.hops))
-    print(f"{'µs a round trip':48} {'cpu':>8} {'wall':>8}")
-    for name, values in results.items():
-        cpu, wall = (min(column) for column in zip(*values, strict=True))
-        print(f"{name:48} {cpu:8.2f} {wall:8.2f}")
-
-
-if __name__ == "__main__":
-    main()
+worlds.answer({"one-loop": timed(one_loop), "two-loops": timed(two_loops), "two-threads": timed(two_threads)}, SETTINGS)

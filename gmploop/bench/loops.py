@@ -99,6 +99,13 @@ def enter_child():
     return settings
 
 
+def wait_to_be_counted(settings):
+    """The warm-up is over: if system calls are to be counted, say so, and go on when the one who counts is there."""
+    if settings.get("counted"):
+        print("ready", flush=True)
+        sys.stdin.readline()
+
+
 def factory_of(name):
     """Import the loop called `name` and return the callable that makes one."""
     kind = LOOPS[name]

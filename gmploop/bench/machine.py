@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -47,10 +48,21 @@ def _cpu_model():
     return platform.processor() or platform.machine()
 
 
+def free_threaded():
+    return not getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+def _go_version():
+    try:
+        return subprocess.run(["go", "version"], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
 def describe():
     """The machine and the software as a JSON-able dict."""
     packages = {}
-    for name in ("uvicorn", "httptools", "aiohttp", "websockets", "asyncpg", "redis"):
+    for name in ("uvicorn", "httptools", "aiohttp", "websockets", "asyncpg", "redis", "tonio", "aiofiles"):
         try:
             packages[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -67,6 +79,7 @@ def describe():
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "python_build": " ".join(platform.python_build()) + ", " + platform.python_compiler(),
-        "free_threaded": not getattr(sys, "_is_gil_enabled", lambda: True)(),
+        "free_threaded": free_threaded(),
+        "go": _go_version(),
         "packages": packages,
     }

@@ -14,14 +14,16 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gmploop.bench import native, rows
+from gmploop.bench import contests, native, row as kinds
 from gmploop.bench.loops import C_SERVERS, LOOPS
 from gmploop.bench.machine import cores
 from gmploop.bench.services import NoService, Services
@@ -48,6 +50,10 @@ class Place(contextlib.ExitStack):
     def certificate(self):
         return native.make_certificate(self.folder)
 
+    @functools.cached_property
+    def files(self):
+        return contests.prepare_files(self.folder)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -56,6 +62,11 @@ class Settings:
     connections: int
     place: Place
     cold_malloc: bool = False
+    quick: bool = False
+
+    def for_row(self, row):
+        least = row.least_seconds / (3 if self.quick else 1)
+        return dataclasses.replace(self, seconds=max(self.seconds, least))
 
 
 def _environment():
@@ -64,8 +75,9 @@ def _environment():
     return {key: value for key, value in os.environ.items() if key not in unwanted}
 
 
-def _child_command(script, *, cold_malloc=False, **settings):
-    settings |= {"parent": os.getpid(), "cpu": cores()[0], "root": str(HERE.parent.parent), "cold_malloc": cold_malloc}
+def _child_command(script, *, cold_malloc=False, pinned=True, **settings):
+    settings |= {"parent": os.getpid(), "cpu": cores()[0] if pinned else None, "root": str(HERE.parent.parent),
+                 "cold_malloc": cold_malloc}
     return [sys.executable, str(HERE / script), json.dumps(settings)]
 
 
@@ -95,22 +107,56 @@ def probe(loop):
     return _run(_child_command("loops.py", loop=loop), START_TIMEOUT_S)
 
 
+def _micro_command(row, loop, settings, **more):
+    return _child_command("growth.py" if row.at else "micro.py", loop=loop, kind=row.kind, load=row.at,
+                          seconds=settings.seconds, cold_malloc=settings.cold_malloc, **more)
+
+
+def _micro_timeout(row, settings):
+    return START_TIMEOUT_S + 20 * settings.seconds + row.at / 10_000
+
+
 def micro(row, loop, settings):
     """Measure a micro or growth row in a process of its own."""
-    return _run(_child_command("growth.py" if row.at else "micro.py", loop=loop, kind=row.kind, load=row.at,
-                               seconds=settings.seconds, cold_malloc=settings.cold_malloc),
-                START_TIMEOUT_S + 20 * settings.seconds + row.at / 10_000)
+    return _run(_micro_command(row, loop, settings), _micro_timeout(row, settings))
 
 
-def client(row, loop, settings):
-    """Measure a client of a real server: its own CPU time for an operation."""
+def _client_command(row, loop, settings, **more):
     try:
         service = settings.place.services.where(row.service)
     except NoService as error:
         raise Failed(str(error)) from None
-    return _run(_child_command("db.py", loop=loop, kind=row.kind, service=service, seconds=settings.seconds,
-                               warmup=settings.warmup, cold_malloc=settings.cold_malloc),
-                START_TIMEOUT_S + 5 * (settings.seconds + settings.warmup))
+    return _child_command("db.py", loop=loop, kind=row.kind, service=service, seconds=settings.seconds,
+                          warmup=settings.warmup, cold_malloc=settings.cold_malloc, **more)
+
+
+def _client_timeout(settings):
+    return START_TIMEOUT_S + 5 * (settings.seconds + settings.warmup)
+
+
+def client(row, loop, settings):
+    """Measure a client of a real server: its own CPU time for an operation."""
+    return _run(_client_command(row, loop, settings), _client_timeout(settings))
+
+
+def _way(row, name):
+    return next(way for way in row.ways if way.name == name)
+
+
+def program(row, name, settings):
+    """Measure one way of a row by the program that is the way."""
+    way, seconds = _way(row, name), settings.seconds
+    if not way.program.endswith(".py"):
+        more = [str(way.settings["threads"]), str(seconds), str(way.settings["count"])] if way.of == "go" else []
+        try:
+            command = [native.build(way.program), way.settings["row"], *more]
+        except RuntimeError as error:
+            raise Failed(str(error)) from None
+    else:
+        more = settings.place.files if row.part == "files" else {}
+        command = _child_command(way.program, pinned=False, seconds=seconds, cold_malloc=settings.cold_malloc,
+                                 **way.settings, **more)
+    return _run(command, 2 * START_TIMEOUT_S + 20 * seconds)
 
 
 # -- servers under load ---------------------------------------------------------------------------------------------
@@ -120,6 +166,9 @@ def _tls(place):
 
 
 def _server_command(row, loop, settings, path):
+    if row.ways:
+        way = _way(row, loop)
+        return _child_command(way.program, pinned=False, cold_malloc=settings.cold_malloc, **way.settings)
     if loop not in C_SERVERS:
         more = {"net": row.net, "path": path, "size": row.size, **(_tls(settings.place) if row.net == "tls" else {})}
         return _child_command("web.py" if row.part == "web" else "echo.py", loop=loop, kind=row.kind,
@@ -139,7 +188,7 @@ class Server:
     process: subprocess.Popen
     port: int
     path: str              # of the Unix socket
-    said: object           # a function that tells what its stderr says
+    busy_port: int         # where what disturbs the others is served, or None
 
     def status(self, name):
         """A figure of /proc/PID/status, such as VmRSS (kB)."""
@@ -173,7 +222,8 @@ def _server(row, loop, settings):
                 late = f"the server was not ready within {START_TIMEOUT_S} s"
                 raise Failed((late if not ready else f"the server did not start, {_status(process.wait(5))}") + said())
             try:
-                yield Server(process, json.loads(line)["port"], path, said)
+                where = json.loads(line)
+                yield Server(process, where["port"], path, where.get("busy_port"))
             except Failed as failure:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(0.2)          # one that is dying needs a moment to be dead
@@ -209,8 +259,27 @@ def _load_command(row, server, settings):
                *(["-u", server.path] if row.net == "unix" else ["-p", str(server.port)])]
     if row.mode == "http":
         command += ["-b", BODY.decode()]
-    core = cores()[1]
+    core = None if row.ways else cores()[1]
     return command + (["-C", str(core)] if core is not None else [])
+
+
+@contextlib.contextmanager
+def _kept_busy(port):
+    """A connection on which one request after another is under way."""
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        def ask():
+            with contextlib.suppress(OSError):
+                while True:
+                    sock.sendall(b"x")
+                    sock.recv(1)
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def _load(row, loop, settings, prefix=(), attach=lambda process: contextlib.nullcontext()):
@@ -220,7 +289,8 @@ def _load(row, loop, settings, prefix=(), attach=lambda process: contextlib.null
             _check_web_loop(server.port, loop)
         command = [word.replace("{pid}", str(server.process.pid)) for word in prefix]
         command += _load_command(row, server, settings)
-        with attach(server.process):
+        disturbance = _kept_busy(server.busy_port) if row.disturbed else contextlib.nullcontext()
+        with attach(server.process), disturbance:
             try:
                 result = _run(command, START_TIMEOUT_S + settings.seconds + settings.warmup)
             except Failed as failure:
@@ -239,6 +309,7 @@ def loaded(row, loop, settings):
     return {
         "cpu_us": cpu_us, "user_us": user_us, "sys_us": cpu_us - user_us if ticks else None,
         "requests_per_s": got["requests"] / got["seconds"], "requests": got["requests"],
+        "wall_us": got["seconds"] * 1e6 / got["requests"],
         "cpu_share": got["cpu_ns"] / 1e9 / got["seconds"],
         **{key: got[key] for key in ("p50_us", "p99_us", "p999_us", "max_us", "rss_kb", "peak_kb", "resent")},
     }
@@ -284,10 +355,14 @@ def idle(row, loop, settings):
 
 
 def one(row, loop, settings):
-    """Measure `row` on `loop` once; return a dict whose "value" is what the table shows. Raises Failed."""
-    measure = {rows.SERVER: loaded, rows.MICRO: micro, rows.CLIENT: client, rows.IDLE: idle}[row.how]
-    got = measure(row, loop, settings)
-    return {"value": got[row.shows], **got}
+    """Measure `row` on `loop` (or by the way of that name) once; return a dict whose "value" is what the table shows.
+
+    Raises Failed.
+    """
+    measure = {kinds.SERVER: loaded, kinds.MICRO: micro, kinds.CLIENT: client, kinds.IDLE: idle,
+               kinds.PROGRAM: program}[row.how]
+    got = measure(row, loop, settings.for_row(row))
+    return {**got, "value": got["value"] if row.how == kinds.PROGRAM else got[row.shows]}
 
 
 # -- system calls ---------------------------------------------------------------------------------------------------
@@ -306,18 +381,51 @@ def syscall_counter():
 
 
 def syscalls(row, loop, settings, tool):
-    """Count the server's system calls per request in a run of its own, which is not timed."""
+    """Count system calls per request or operation in a run of its own, which is not timed."""
     with tempfile.NamedTemporaryFile("r") as report:
-        if tool == "perf":
-            got = _load(row, loop, settings, prefix=(
-                "perf", "stat", "-x", ",", "-o", report.name, "-e", "raw_syscalls:sys_enter", "-p", "{pid}", "--"))
-            found = re.search(r"^(\d+),.*raw_syscalls:sys_enter", report.read(), re.M)
+        if row.how != kinds.SERVER:
+            operations = _counted_child(row, loop, settings, tool, report.name)
+        elif tool == "perf":
+            operations = _load(row, loop, settings, prefix=(*_perf(report.name, "{pid}"), "--"))["requests_total"]
         else:
-            got = _load(row, loop, settings, attach=lambda process: _strace(process.pid, report.name))
-            found = re.search(r"^100\.00\s+\S+\s+\S+\s+(\d+)", report.read(), re.M)
+            operations = _load(row, loop, settings, attach=lambda process: _strace(process.pid, report.name))["requests_total"]
+        pattern = r"^(\d+),.*raw_syscalls:sys_enter" if tool == "perf" else r"^100\.00\s+\S+\s+\S+\s+(\d+)"
+        found = re.search(pattern, report.read(), re.M)
     if not found:
         raise Failed(f"{tool} counted nothing")
-    return int(found[1]) / got["requests_total"]
+    return int(found[1]) / operations
+
+
+def _perf(path, pid):
+    return "perf", "stat", "-x", ",", "-o", path, "-e", "raw_syscalls:sys_enter", "-p", str(pid)
+
+
+def _counted_child(row, loop, settings, tool, path):
+    """Run a child that waits for a word when it has warmed up; return how many operations it then carries out."""
+    make, timeout = ((_micro_command, _micro_timeout(row, settings)) if row.how == kinds.MICRO else
+                     (_client_command, _client_timeout(settings)))
+    child = subprocess.Popen(make(row, loop, settings, counted=True), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             stderr=subprocess.DEVNULL, text=True, env=_environment(), start_new_session=True)
+    try:
+        if child.stdout.readline() != "ready\n":
+            raise Failed("the child did not begin")
+        with _strace(child.pid, path) if tool == "strace" else _perf_beside(child.pid, path):
+            said, _ = child.communicate("go\n", 10 * timeout)
+        return json.loads(said)["operations"]
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        raise Failed(repr(error)) from None
+    finally:
+        child.kill()
+        child.wait()
+
+
+@contextlib.contextmanager
+def _perf_beside(pid, path):
+    """perf has attached when a command of its own runs; that ends with this context."""
+    with subprocess.Popen([*_perf(path, pid), "--", "sh", "-c", "echo; read line"], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as perf:
+        perf.stdout.readline()
+        yield
 
 
 @contextlib.contextmanager
@@ -328,7 +436,7 @@ def _strace(pid, path):
         if b"attached" not in (line := tracer.stderr.readline()):
             raise Failed(line.decode().strip() or "strace could not attach")
         yield
-        tracer.send_signal(signal.SIGINT)          # it lets go of the server and writes its report
+        tracer.send_signal(signal.SIGINT)          # it lets go of the process, if that lives, and writes its report
         tracer.wait(10)
     finally:
         tracer.kill()

@@ -11,6 +11,7 @@ The process is pinned to one core and measures one row only; garbage collection 
 
 import asyncio
 import json
+import resource
 import socket
 import statistics
 import sys
@@ -401,17 +402,30 @@ ROWS = named(call_soon_chain, call_soon_fanout, call_soon_burst, sleep0, spawn_g
               task_cancel, create_future, timeout, wait_for, executor, sock_pair)
 
 
-def measure(function, loop, seconds):
-    """Run `function` for about `seconds`, at least PARTS times, after a warm-up; return medians over the parts."""
+def measure(function, loop, settings):
+    """Run `function` for about so many seconds, at least PARTS times, after a warm-up; return medians over the parts."""
+    from loops import wait_to_be_counted
     function(loop, UNIT)
     once_ns = max(function(loop, UNIT))
-    n = max(1, round(seconds / PARTS * 1e9 / once_ns)) * UNIT
-    return medians([function(loop, n) for _ in range(PARTS)], n)
+    n = max(1, round(settings["seconds"] / PARTS * 1e9 / once_ns)) * UNIT
+    wait_to_be_counted(settings)
+    before = usage()
+    return medians([function(loop, n) for _ in range(PARTS)], n, before)
 
 
-def medians(parts, n):
+def usage():
+    it = resource.getrusage(resource.RUSAGE_SELF)
+    return it.ru_utime, it.ru_stime
+
+
+def medians(parts, n, before):
+    """Of `parts` of `n` operations each; the kernel's share of the CPU time is that of the whole since `before`."""
     cpu_ns, wall_ns = (statistics.median(column) / n for column in zip(*parts))
-    return {"cpu_ns": cpu_ns, "wall_ns": wall_ns, "operations": n * len(parts)}
+    user, system = (after - since for after, since in zip(usage(), before))
+    kernel = cpu_ns * system / (user + system) if user + system else 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "darwin" else 1)
+    return {"cpu_ns": cpu_ns, "wall_ns": wall_ns, "user_ns": cpu_ns - kernel, "sys_ns": kernel, "peak_kb": peak,
+            "operations": n * len(parts)}
 
 
 def main(measure_row):
@@ -434,4 +448,4 @@ def main(measure_row):
 
 
 if __name__ == "__main__":
-    main(lambda loop, settings: measure(ROWS[settings["kind"]], loop, settings["seconds"]))
+    main(lambda loop, settings: measure(ROWS[settings["kind"]], loop, settings))

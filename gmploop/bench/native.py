@@ -1,4 +1,4 @@
-"""The C programs beside this file, compiled on first use."""
+"""The C and Go programs beside this file, compiled on first use."""
 
 import functools
 import hashlib
@@ -14,6 +14,7 @@ FLAGS = ("-O2", "-Wall")
 CORE = HERE.parent / "core"     # sched_steps.c times the headers of the core
 CORE_FLAGS = ("-pthread", f"-I{CORE}", "-Wno-unused-function")
 SOURCES = {"loadgen": ("loadgen.c", "load_wire.c", "load_check.c", "load_stat.c")}      # others: their NAME.c alone
+GO_PROGRAMS = ("yardstick",)
 TLS_FLAGS, TLS_LIBRARIES = ("-DWITH_TLS",), ("-lssl", "-lcrypto")
 
 
@@ -53,7 +54,10 @@ def build(name, tls=False, built={}):
     sources = [HERE / source for source in SOURCES.get(name, (name + ".c",))]
     headers = [HERE / "loadgen.h"] if name in SOURCES else []
     headers += sorted(CORE.glob("*.h")) if name == "sched_steps" else []
-    command = [*compiler(), *FLAGS, *(TLS_FLAGS if tls else ()), *(CORE_FLAGS if name == "sched_steps" else ())]
+    if name in GO_PROGRAMS:
+        sources, command = [HERE / (name + ".go")], ["go", "build"]
+    else:
+        command = [*compiler(), *FLAGS, *(TLS_FLAGS if tls else ()), *(CORE_FLAGS if name == "sched_steps" else ())]
     libraries = TLS_LIBRARIES if tls else ()
     content = b"".join(path.read_bytes() for path in sources + headers)
     key = hashlib.sha256(content + repr((command, libraries)).encode()).hexdigest()[:16]

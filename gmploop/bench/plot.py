@@ -1,4 +1,7 @@
-"""The figures of a run as a PNG: bars relative to stock asyncio, and lines for the growth rows. Needs matplotlib."""
+"""The figures of a run as a PNG: bars relative to stock asyncio, or to a row's first way, and lines for the growth rows.
+
+Needs matplotlib.
+"""
 
 from gmploop.bench import report
 from gmploop.bench.loops import C_SERVERS
@@ -8,6 +11,7 @@ COLOURS = {"asyncio": "#9aa0a6", "uvloop": "#e08f32", "gmploop": "#1f6fb4", "rlo
 SPARE_COLOURS = ("#17becf", "#e377c2", "#8c564b", "#bcbd22")
 GROUPS = {"Network, clients and memory": ("echo", "unix", "udp", "tls", "accept", "latency", "web", "db", "memory"),
           "Callbacks, timers, tasks": ("micro",)}
+CONTESTS = ("sched", "hops", "isolated", "files")
 BAR_INCHES, CEILING = 0.13, 1.6
 
 
@@ -20,9 +24,11 @@ def draw(whole, path):
     groups = {title: names for title, parts in GROUPS.items()
               if (names := [name for name, row in whole["rows"].items() if row["part"] in parts])}
     series = whole["growth"]
+    contests = [names for part in CONTESTS if (names := [name for name, row in whole["rows"].items() if row["part"] == part])]
     loops = [loop for loop in whole["loops"] if any(loop in row["results"] for row in whole["rows"].values())]
     tallest = max(map(len, groups.values()), default=0)
     heights = [tallest * (len(loops) + 1) * BAR_INCHES + 1] * bool(groups) + [2.6] * -(-len(series) // 3)
+    heights += [sum(len(whole["rows"][name]["results"]) + 1 for name in names) * BAR_INCHES + 1 for names in contests]
     if not heights:
         return
     figure = pyplot.figure(figsize=(12, sum(heights) + 0.8), layout="constrained")
@@ -36,6 +42,8 @@ def draw(whole, path):
     for part, start in zip(parts, range(0, len(series), 3)):
         for axes, name in zip(part.subplots(1, 3)[:], [*list(series)[start:start + 3], None, None]):
             _lines(axes, name, series.get(name), loops, whole)
+    for part, names in zip(parts[-len(contests):], contests):
+        _ways(part.subplots(), names, whole)
     figure.savefig(path, dpi=110, format="png")
     pyplot.close(figure)
 
@@ -72,6 +80,31 @@ def _bars(axes, title, names, whole, loops):
     axes.axvline(1, color="#808080", linewidth=0.6)
     axes.set_title(f"{title}: relative to stock asyncio, less is better", fontsize=8)
     axes.tick_params(axis="x", labelsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _ways(axes, names, whole):
+    """Each way relative to its row's first, on a logarithmic scale."""
+    places, labels, place = [], [], 0
+    for name in names:
+        results = whole["rows"][name]["results"]
+        first = next(iter(results.values()))["value"]
+        for way, one in results.items():
+            share = one["value"] / first if first else 0
+            kind = way.partition(",")[0]
+            bars = axes.barh(place, share, 0.8, color=COLOURS.get(kind, "#808080"))
+            axes.bar_label(bars, [f" {share:.2f}" if share else f" {one['value']:.3g}"], fontsize=5.5)
+            places.append(place)
+            labels.append(f"{name}: {way}")
+            place += 1
+        place += 0.6
+    axes.set_yticks(places, labels, fontsize=6)
+    axes.invert_yaxis()
+    axes.margins(y=0.01)
+    axes.set_xscale("log")
+    axes.axvline(1, color="#808080", linewidth=0.6)
+    axes.set_title(f"{whole['rows'][names[0]]['part']}: relative to each row's first, less is better", fontsize=8)
+    axes.tick_params(axis="x", which="both", labelsize=6)
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -11,6 +11,8 @@ from gmploop.bench.loops import C_SERVERS
 TITLES = {name: server.title for name, server in C_SERVERS.items()}
 BASES = ("asyncio", "uvloop")
 SUBJECT = "gmploop"
+BESIDES = {"p50_ms": "p50 {} ms", "p50_us": "p50 {} µs", "max_ms": "max {} ms", "min_ms": "min {} ms", "wall_us": "wall {} µs",
+           "requests_per_s": "{}/s", "samples": "of {}", "cpu_share": "{} cores"}      # of the rows with ways
 TOLERANCE = 1.5        # growth: what more than this is no noise, nor the usual effect of larger data; guessed
 
 
@@ -28,11 +30,24 @@ def summarise(rounds, least=False):
     return summary | ({"syscalls": calls[0]} if calls else {}) | {"low": min(values), "high": max(values)}
 
 
-def ratios(summaries):
+def ratios(summaries, bases):
     """For each loop, its value relative to each base's: {"gmploop": {"asyncio": 0.5, "uvloop": 0.7}, ...}."""
     return {loop: {base: summary["value"] / summaries[base]["value"]
-                   for base in BASES if base in summaries and base != loop and summaries[base]["value"]}
+                   for base in bases if base in summaries and base != loop and summaries[base]["value"]}
             for loop, summary in summaries.items()}
+
+
+def paired(measured, bases):
+    """The same, round by round, where each has as many: {"gmploop": {"uvloop": [least, median, most]}, ...}.
+
+    Whether a difference is one shows here: of two that are equal, some rounds go either way.
+    """
+    values = {loop: [one["value"] for one in rounds] for loop, rounds in measured.items()}
+    shares = {loop: {base: sorted(a / b for a, b in zip(column, values[base])) for base in bases
+                     if base in values and base != loop and len(values[base]) == len(column) and all(values[base])}
+              for loop, column in values.items()}
+    return {loop: {base: [column[0], statistics.median(column), column[-1]] for base, column in by.items() if column}
+            for loop, by in shares.items()}
 
 
 def collect(rows, results, failures, lacking, least=False, **about):
@@ -45,12 +60,14 @@ def collect(rows, results, failures, lacking, least=False, **about):
     for row in rows:
         summaries = {loop: summarise(rounds, least) for loop, rounds in results.get(row.name, {}).items() if rounds}
         if summaries:
+            bases = [next(iter(summaries))] if row.ways else BASES
             table[row.name] = {
                 "part": row.part, "how": row.how, "what": row.what, "unit": row.unit, "series": row.series, "at": row.at,
-                "work": row.work, "ratios": ratios(summaries),
+                "work": row.work, "ways": [way.name for way in row.ways], "ratios": ratios(summaries, bases),
+                "paired": paired({loop: results[row.name][loop] for loop in summaries}, bases),
                 "results": {loop: summary | {"rounds": results[row.name][loop]}
                             for loop, summary in summaries.items()}}
-    return about | {"schema": 2, "rows": table, "growth": growth(table),
+    return about | {"schema": 3, "rows": table, "growth": growth(table),
                     "failures": [dict(zip(("row", "loop", "why"), failure)) for failure in failures],
                     "lacking": [dict(zip(("row", "loop"), one)) for one in lacking]}
 
@@ -115,13 +132,50 @@ def main_table(report, loops):
     absent |= {(one["row"], one["loop"]): "lacks" for one in report["lacking"]}
     lines = []
     for name, row in report["rows"].items():
+        if row["ways"]:
+            continue
         cells = [_with_spread(row["results"][loop]) if loop in row["results"] else absent.get((name, loop), "")
                  for loop in loops]
         shares = [row["ratios"].get(SUBJECT, {}).get(base) for base in bases]
         lines.append([name, row["unit"], *cells, *(f"{share:.2f}" if share else "" for share in shares)])
     header = ["row", "unit", *map(_title, loops), *(f"/ {base}" for base in bases)]
     what = "least of the rounds" if report["settings"]["least"] else "medians"
-    return f"{what} ± half the range of the rounds; / X: {SUBJECT} relative to X; less is better", header, lines
+    title = f"{what} ± half the range of the rounds; / X: {SUBJECT} relative to X; less is better"
+    return (title, header, lines) if lines else None
+
+
+def ways_table(report, loops):
+    """(title, header, lines): the rows whose contestants are not just loops, or None."""
+    failed = {(one["row"], one["loop"]) for one in report["failures"]}
+    lines = []
+    for name, row in report["rows"].items():
+        for way in row["ways"]:
+            one = row["results"].get(way)
+            if one is None:
+                lines += [[name, way, row["unit"], "failed", "", ""]] if (name, way) in failed else []
+                continue
+            share = next(iter(row["ratios"][way].values()), None)
+            details = [text.format(one[key] if isinstance(one[key], int) else _number(one[key])) for key, text in BESIDES.items()
+                       if one.get(key) is not None and one[key] != one["value"]]
+            details += ["the GIL is on"] * bool(report["machine"]["free_threaded"] and one.get("gil"))
+            lines.append([name, way, row["unit"], _with_spread(one), f"{share:.2f}" if share else "", ", ".join(details)])
+    what = "least of the rounds" if report["settings"]["least"] else "medians"
+    return (f"{what} ± half the range of the rounds; / first: relative to the row's first; less is better",
+            ["row", "by", "unit", "", "/ first", "besides"], lines) if lines else None
+
+
+def tail_table(report, loops):
+    """(title, header, lines): the latency rows, and how each round compares with uvloop's of that round, or None."""
+    lines = []
+    for name, row in report["rows"].items():
+        for loop in loops if row["part"] == "latency" else ():
+            if one := row["results"].get(loop):
+                pairs = row["paired"].get(loop, {}).get("uvloop")
+                lines.append([name, _title(loop), _number(one["p50_us"]), _with_spread(one), _number(one["max_us"]),
+                              f"{len(one['rounds'])} × {one['requests']:,.0f}",
+                              f"{pairs[1]:.2f} ({pairs[0]:.2f} to {pairs[2]:.2f})" if pairs else ""])
+    header = ["row", "loop", "p50 µs", "the tail µs", "max µs", "samples", "/ uvloop, round by round"]
+    return ("latency at fixed rates; the ratios: median (least to most)", header, lines) if lines else None
 
 
 def server_table(report, loops):
@@ -130,8 +184,9 @@ def server_table(report, loops):
                "p99.9 µs": "p999_us", "calls": "syscalls"}
     lines = []
     for name, row in report["rows"].items():
-        for loop in loops if row["how"] in ("server", "client") else ():
-            if one := row["results"].get(loop):
+        shown = row["how"] in ("server", "client") and not row["unit"].startswith("p99.9")     # measured by the row before
+        for loop, one in row["results"].items() if shown else ():
+            if loop in loops or loop in row["ways"]:
                 rss = f"{one['rss_kb'] / 1024:.0f}" if "rss_kb" in one else ""
                 lines.append([name, _title(loop), f"{one['requests_per_s']:,.0f}",
                               *(_number(one.get(key)) for key in columns.values()), rss])
@@ -140,6 +195,16 @@ def server_table(report, loops):
     if lines and not any(line[calls] for line in lines):
         header, lines = (header[:calls] + header[calls + 1:], [line[:calls] + line[calls + 1:] for line in lines])
     return ("servers and clients, for each request", header, lines) if lines else None
+
+
+def micro_table(report, loops):
+    """(title, header, lines): the other figures of the rows in one process, or None."""
+    lines = [[name, _title(loop), *(_number(one.get(key)) for key in ("cpu_ns", "user_ns", "sys_ns", "wall_ns", "syscalls")),
+              f"{one['peak_kb'] / 1024:.0f}"]
+             for name, row in report["rows"].items() if row["how"] == "micro"
+             for loop in loops if (one := row["results"].get(loop))]
+    header = ["row", "loop", "CPU ns", "user", "system", "wall ns", "calls", "peak RSS MB"]
+    return ("in one process, for each operation", header, lines) if lines else None
 
 
 def memory_table(report, loops):

@@ -1,25 +1,26 @@
 """What there is to measure: the rows, and how they are selected by name."""
 
 import dataclasses
-import importlib.util
 import re
 import sys
-from dataclasses import dataclass
 
-from gmploop.bench import growth, micro
+from gmploop.bench import contests, growth, micro
+from gmploop.bench.row import CLIENT, IDLE, MICRO, SERVER, Row
 
 PARTS = {
     "echo": "TCP echo of 1 KB and 100 KB: Protocol, BufferedProtocol, streams, sock_*",
     "unix": "the same over Unix sockets, 1 KB", "udp": "UDP echo", "tls": "TLS echo and handshakes",
     "accept": "connections accepted, served once, closed",
-    "latency": "p50, p99 and p99.9 at fixed rates",
+    "latency": "p99 and p99.9 at fixed rates, in windows of three seconds, five rounds at least",
     "web": "HTTP and WebSocket servers", "db": "asyncpg and redis-py against real servers",
     "micro": "callbacks, timers, tasks, futures", "growth": "cost per operation as the load grows",
     "memory": "memory of an idle connection; CPU and wake-ups of an idle server",
+    "sched": "the runtime: goroutines, channels, sysmon, beside loops in threads, tonio and Go",
+    "hops": "channels and queues between tasks, loops and threads",
+    "isolated": "servers with a world for each connection", "files": "gmploop.fs beside threads and aiofiles",
     "pollers": "not in `all`: epoll and io_uring side by side, with and without batched writes, 1 to 10,000 connections",
 }
 APART = ("pollers",)       # parts that `all` leaves out
-SERVER, MICRO, CLIENT, IDLE = "server", "micro", "client", "idle"      # how a row is measured, see measure.one
 ECHO = {
     "protocol": "asyncio.Protocol that writes back what data_received gets",
     "buffered": "the same as asyncio.BufferedProtocol",
@@ -46,34 +47,6 @@ DB = {
 UNITS = {"k": 1 << 10, "m": 1 << 20}
 
 
-@dataclass(frozen=True)
-class Row:
-    name: str
-    part: str              # one of PARTS
-    how: str
-    what: str              # for people
-    unit: str = "CPU µs/request"
-    kind: str = ""         # which server or program
-    net: str = "tcp"       # "tcp", "unix", "udp" or "tls"
-    mode: str = "echo"     # the load generator's
-    size: int = 0          # bytes of a message
-    connections: int = 0   # 0: as the command line says
-    rate: int = 0          # requests per second; 0: as many as there can be
-    shows: str = "cpu_us"  # which figure of the measurement is the row's
-    needs: tuple = ()      # packages that must be there
-    service: str = ""      # a server program that must be there
-    c_server: bool = False     # an echo server in C can do the same
-    series: str = ""       # growth rows: those of one series belong together ...
-    at: int = 0            # ... and differ by this: the load
-    work: float = 1        # ... and what one operation is worth there (see report.growth)
-    quick: bool = True     # part of a --quick run
-    calls: bool = True     # --syscalls counts its system calls
-
-    def missing_package(self):
-        """The first package that this row needs and that is not installed, or None."""
-        return next((name for name in self.needs if importlib.util.find_spec(name) is None), None)
-
-
 class UnknownRow(ValueError):
     pass
 
@@ -98,9 +71,14 @@ def _accept_row(name, part, net, kind, what):
                c_server=True)
 
 
-def _latency_row(kind, rate):
-    return echo_row(kind, "1k", name=f"latency-{kind}-{rate // 1000}k", part="latency", rate=rate, shows="p99_us",
-                    unit="p99 µs", what=f"{ECHO[kind]}; 1k messages, {rate:,} a second over all connections")
+def _latency_rows():
+    """p99 and p99.9 of one measurement each (see Run)."""
+    for kind in ("protocol", "streams"):
+        for rate in (10_000, 30_000):
+            for shows, tail in (("p99_us", "p99"), ("p999_us", "p99.9")):
+                yield echo_row(kind, "1k", name=f"latency-{kind}-{rate // 1000}k{'-p999' * (tail != 'p99')}", part="latency",
+                               rate=rate, shows=shows, unit=f"{tail} µs", least_seconds=3, least_rounds=5,
+                               what=f"{ECHO[kind]}; 1k messages, {rate:,} a second over all connections")
 
 
 def _web_row(name, what, needs):
@@ -163,7 +141,7 @@ def all_rows():
              _accept_row("accept-protocol", "accept", "tcp", "protocol", "connect, 64 bytes there and back, close; "
                          "asyncio.Protocol"),
              _accept_row("accept-streams", "accept", "tcp", "streams", "the same with asyncio.start_server")]
-    rows += [_latency_row(kind, rate) for kind in ("protocol", "streams") for rate in (10_000, 30_000)]
+    rows += _latency_rows()
     rows += [_web_row(name, what, needs) for name, (what, needs) in WEB.items()]
     rows += [Row(f"db-{kind}", "db", CLIENT, what, unit="CPU µs/operation", kind=kind, needs=needs, service=service)
              for kind, (what, needs, service) in DB.items()]
@@ -172,7 +150,7 @@ def all_rows():
     rows += _growth_rows()
     rows += [_memory_row(kind, "tcp", count) for kind in ("protocol", "streams") for count in (1000, 10_000)]
     rows += [_memory_row("protocol", "tls", 1000)]
-    return rows + list(_poller_rows())
+    return rows + contests.all_rows() + list(_poller_rows())
 
 
 def select(names):
@@ -206,6 +184,8 @@ def cannot(row, settings_connections, tls_missing, service_missing):
     if row.service and (why := service_missing(row.service)):
         return why
     if row.net == "tls" and (why := tls_missing()):
+        return why
+    if row.direct and (why := contests.direct_missing()):
         return why
     if row.how in (SERVER, IDLE):
         import resource

@@ -1,125 +1,72 @@
-"""What goroutines cost: `python -m gmploop.bench.sched [ROW...]`. Each row is printed as it is measured.
-
-cpu      worlds that compute between turns: seconds on one P and on two, and their ratio (free-threaded builds)
-tasks    worlds whose work is tasks, queues and locks: the same
-spawn    go() and await of an empty goroutine from a goroutine, ns: by a hundred, and one after the other
-hop      from one goroutine to another by a Channel, ns: as the scheduler places them, which is on one P, and with each
-         locked to a thread of its own
-parked   bytes of resident memory for each goroutine that waits at an Event
-blocker  p99 of a 1 ms sleep beside a goroutine that blocks 200 ms at a time, ms
-idle     context switches a second of a process with 1,000 parked goroutines
-latency  from runnable to running, p50 and p99, at half load: 20 goroutines that compute 50 us and sleep 2 ms; published
-         for a tuned Go: 5.1 and 22 us
-retake   how late sysmon takes the P from a callback that blocks: after its 10 ms another goroutine runs; least, median, most
-steps    what each step of looking for work costs (C, one thread; needs a compiler); published for Go: local ring 28 ns,
-         global queue 112 ns, poll 320 ns, steal 1.7 us
-go, peers  Go itself, and asyncio, uvloop (a loop per thread) and tonio on this interpreter: spawn and join, and more
-"""
+"""The sched rows on gmploop's own runtime, in a process of their own. `contests` says what each row is."""
 
 import asyncio
-import os
 import random
 import statistics
-import subprocess
-import sys
 import threading
 import time
 
-import gmploop
-from gmploop import go
-from gmploop.bench import native, yardsticks
-from gmploop.goroutine import percentile
+import worlds
+from loops import enter_child
+from worlds import BATCH, HOPS, PARKED_TASKS, SPAWNS, WORLDS
 
-WORLDS = 200
+SETTINGS = enter_child()
 
+import gmploop  # noqa: E402
+from gmploop import go  # noqa: E402
+from gmploop.goroutine import percentile  # noqa: E402
 
-def best(measure, times=5):
-    """The least of several measurements: others use the machine too."""
-    return min(measure() for _ in range(times))
-
-
-def seconds(main, procs):
-    start = time.perf_counter()
-    gmploop.run(main(), procs=procs)
-    return time.perf_counter() - start
+PROCS = SETTINGS["threads"]
 
 
-async def _compute():
-    for _ in range(40):
-        total = 0
-        for k in range(1000):
-            total += k * k
-        await asyncio.sleep(0)
+def run(main):
+    return gmploop.run(main(), procs=PROCS, shutdown_timeout=60)
 
 
-async def _tasks():
-    queue, lock = asyncio.Queue(), asyncio.Lock()
-
-    async def produce():
-        for k in range(100):
-            async with lock:
-                await queue.put(k)
-    for _ in range(3):
-        task = asyncio.create_task(produce())
-        for _ in range(100):
-            await queue.get()
-        await task
-
-
-def _on_one_and_two(name, body):
+def many(body):
+    """Milliseconds that WORLDS goroutines with this body take."""
     async def main():
         await asyncio.gather(*[go(body) for _ in range(WORLDS)])
-    one, two = (best(lambda: seconds(main, procs)) for procs in (1, 2))
-    print(f"{name:8} 1 P {one:.3f} s   2 Ps {two:.3f} s   ratio {one / two:.2f}")
+    return lambda settings: worlds.repeated(lambda: worlds.seconds_of(run, main) * 1e3, settings["seconds"])
 
 
-def cpu():
-    _on_one_and_two("cpu", _compute)
+def in_a_goroutine(body):
+    """What `body` returns, run by a goroutine."""
+    async def main():
+        return await go(body)
+    return lambda settings: worlds.repeated(lambda: run(main), settings["seconds"])
 
 
-def tasks():
-    _on_one_and_two("tasks", _tasks)
+async def spawn_many():
+    start = time.perf_counter()
+    for _ in range(SPAWNS // BATCH):
+        for handle in [go(worlds.nothing) for _ in range(BATCH)]:
+            await handle
+    return (time.perf_counter() - start) / SPAWNS * 1e9
 
 
-def spawn(n=20000):
-    async def nothing():
-        pass
-
-    async def spawner():
-        start = time.perf_counter()
-        for _ in range(n // 100):
-            for handle in [go(nothing) for _ in range(100)]:
-                await handle
-        return (time.perf_counter() - start) / n * 1e9
-
-    async def one_by_one():
-        start = time.perf_counter()
-        for _ in range(n):
-            await go(nothing)
-        return (time.perf_counter() - start) / n * 1e9
-
-    async def main(spawns):
-        return await go(spawns)
-    for procs in 1, 2:
-        many, one = (best(lambda: gmploop.run(main(spawns), procs=procs)) for spawns in (spawner, one_by_one))
-        print(f"spawn    {many:.0f} ns by a hundred, {one:.0f} ns one after the other, on {procs} P")
+async def spawn_one():
+    start = time.perf_counter()
+    for _ in range(SPAWNS):
+        await go(worlds.nothing)
+    return (time.perf_counter() - start) / SPAWNS * 1e9
 
 
-def hop(n=20000, apart=False):
+def hop(apart, hops):
     async def echo(there, back):
         if apart:
             gmploop.lock_os_thread()
-        for _ in range(n):
+        for _ in range(hops):
             await back.send(await there.recv())
 
     async def ask(there, back):
         if apart:
             gmploop.lock_os_thread()
         start = time.perf_counter()
-        for number in range(n):
+        for number in range(hops):
             await there.send(number)
             await back.recv()
-        return (time.perf_counter() - start) / (2 * n) * 1e9
+        return (time.perf_counter() - start) / (2 * hops) * 1e9
 
     async def main():
         channels = gmploop.Channel(), gmploop.Channel()
@@ -127,77 +74,48 @@ def hop(n=20000, apart=False):
         took = await go(ask, *channels)
         await other
         return took
-    if apart:
-        return print(f"hop      {best(lambda: gmploop.run(main(), procs=2), 3):.0f} ns from thread to thread")
-    for procs in 1, 2:
-        print(f"hop      {best(lambda: gmploop.run(main(), procs=procs)):.0f} ns on {procs} P")
-    hop(n // 10, apart=True)
+    return lambda settings: worlds.repeated(lambda: run(main), settings["seconds"])
 
 
-def _resident():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def parked(n=1_000_000):
-    never = gmploop.Event()
+def parked(settings):
+    never, count = gmploop.Event(), settings["count"]
 
     async def waits():
         await never.wait()
 
     async def main():
-        before = _resident()
-        handles = [go(waits) for _ in range(n)]
-        while not handles[-1].get_name():
+        before = worlds.resident()
+        handles = [go(waits) for _ in range(count)]
+        while not handles[-1].get_name():           # it has one from its first turn on
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
-        print(f"parked   {(_resident() - before) / n:.0f} bytes each of {n}")
-    gmploop.run(main(), procs=1, shutdown_timeout=60)
+        return {"value": (worlds.resident() - before) / count}
+    return run(main)
 
 
-def blocker():
-    async def blocks(until):
-        while not until.is_set():
-            time.sleep(0.2)
-            await asyncio.sleep(0)
-
-    async def ticks(late):
-        for _ in range(1500):
-            start = time.perf_counter()
-            await asyncio.sleep(0.001)
-            late.append(time.perf_counter() - start - 0.001)
-
+def blocker(settings):
     async def main():
-        until, late = threading.Event(), []
-        blocking = go(blocks, until)
-        await go(ticks, late)
-        until.set()
+        done = threading.Event()
+        blocking = go(worlds.block_until, done, worlds.BLOCKERS[settings["row"]])
+        figures = await go(worlds.lateness, settings["seconds"])
+        done.set()
         await blocking
-        return sorted(late)[int(len(late) * 0.99)] * 1e3
-    for procs in 1, 2:
-        print(f"blocker  p99 {gmploop.run(main(), procs=procs):.2f} ms on {procs} P")
+        return figures
+    return run(main)
 
 
-def _switches():
-    total = 0
-    for task in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{task}/status") as status:
-            total += sum(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt"))
-    return total
-
-
-def idle():
+def idle(settings):
     async def waits():
-        await asyncio.Event().wait()
+        await gmploop.Event().wait()
 
     async def main():
-        for _ in range(1000):
+        for _ in range(PARKED_TASKS):
             go(waits)
         await asyncio.sleep(0.5)
-        before = _switches()
-        time.sleep(2)
-        print(f"idle     {(_switches() - before - 1) / 2:.1f} context switches a second")
-    gmploop.run(main(), procs=2)
+        before = worlds.switches()
+        await asyncio.sleep(settings["seconds"])
+        return {"value": (worlds.switches() - before - 1) / settings["seconds"]}       # the sleep's own end
+    return run(main)
 
 
 def _waits():
@@ -209,26 +127,23 @@ def _waits():
     return total
 
 
-def latency(seconds=3):
+def latency(settings):
     async def body(until):
         while time.monotonic() < until:
-            end = time.perf_counter() + 50e-6
-            while time.perf_counter() < end:
-                pass
+            worlds.compute(50e-6)
             await asyncio.sleep(0.004 * random.random())
 
     async def main():
         await go(asyncio.sleep, 0)          # a run's first goroutine begins its counters
-        before = _waits()
-        await asyncio.gather(*[go(body, time.monotonic() + seconds) for _ in range(20)])
+        before, until = _waits(), time.monotonic() + settings["seconds"]
+        await asyncio.gather(*[go(body, until) for _ in range(20)])
         return {below: n - before.get(below, 0) for below, n in _waits().items()}
-    for procs in 1, 2:
-        waits = gmploop.run(main(), procs=procs)
-        p50, p99 = (percentile(waits, percent) / 1e3 for percent in (50, 99))
-        print(f"latency  p50 {p50:.1f} us   p99 {p99:.1f} us on {procs} P, of {sum(waits.values())} waits sampled")
+    waits = run(main)
+    p50, p99 = (percentile(waits, percent) / 1e3 for percent in (50, 99))
+    return {"value": p99, "p50_us": p50, "samples": sum(waits.values())}
 
 
-def retake(times=50):
+def retake(settings):
     """Two goroutines on one P: the first blocks, and the second, already runnable, says when it ran."""
     async def other():
         return time.perf_counter()
@@ -239,25 +154,16 @@ def retake(times=50):
         return (await waiting - start) * 1e3
 
     async def main():
-        return [await go(blocks) for _ in range(times)]
-    took = gmploop.run(main(), procs=1)
-    print(f"retake   after {min(took):.2f}, {statistics.median(took):.2f}, {max(took):.2f} ms")
+        end, took = time.perf_counter() + settings["seconds"], []
+        while not took or time.perf_counter() < end:
+            took.append(await go(blocks))
+        return {"value": statistics.median(took), "min_ms": min(took), "max_ms": max(took), "samples": len(took)}
+    return run(main)
 
 
-def steps():
-    try:
-        program = native.build("sched_steps")
-    except native.NoCompiler as error:
-        print(f"steps    {error}")
-        return
-    done = subprocess.run([program], capture_output=True, text=True, check=True)
-    local, queue, poll, steal = done.stdout.split()
-    print(f"steps    local ring {local} ns, global queue {queue} ns, poll {poll} ns, steal {steal} ns")
+ROWS = {"cpu": many(worlds.compute_in_turns), "tasks": many(worlds.queue_and_lock),
+        "spawn": in_a_goroutine(spawn_many), "spawn-one": in_a_goroutine(spawn_one),
+        "hop": hop(False, HOPS), "hop-threads": hop(True, HOPS // 10), "parked": parked,
+        "blocker-sleep": blocker, "blocker-compute": blocker, "idle": idle, "latency": latency, "retake": retake}
 
-
-ROWS = {"cpu": cpu, "tasks": tasks, "spawn": spawn, "hop": hop, "parked": parked, "blocker": blocker, "idle": idle,
-        "latency": latency, "retake": retake, "steps": steps, "go": yardsticks.go, "peers": yardsticks.peers}
-
-if __name__ == "__main__":
-    for row in sys.argv[1:] or ROWS:
-        ROWS[row]()
+worlds.answer(ROWS, SETTINGS)

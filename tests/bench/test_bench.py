@@ -96,6 +96,68 @@ def test_databases(service, package, tmp_path):
     assert len(rows) == 2 and all(row["results"]["gmploop"]["requests"] > 0 for row in rows.values())
 
 
+@needs_echo
+def test_tail_of_the_tail_comes_from_the_same_measurement(tmp_path):
+    rows = quick("latency-protocol-10k", tmp_path=tmp_path)["rows"]
+    assert list(rows) == ["latency-protocol-10k", "latency-protocol-10k-p999"]
+    p99, p999 = (row["results"]["gmploop"]["rounds"][0] for row in rows.values())
+    assert p99["value"] == p99["p99_us"] <= p999["value"] == p999["p999_us"]
+    assert p99["requests"] == p999["requests"] >= 1000
+
+
+@needs_echo
+@pytest.mark.parametrize("names", [
+    ("sched-cpu", "sched-tasks", "sched-spawn-one", "sched-hop-threads"),
+    ("sched-parked-10k", "sched-blocker-sleep", "sched-idle", "sched-latency", "sched-retake", "sched-step"),
+    ("hops",), ("isolated-accept-streams", "isolated-echo-protocol", "isolated-blocker-sleep"), ("files-read-4k-depth1",)],
+    ids=lambda names: names[0])
+def test_parts_with_other_contestants_than_loops(names, tmp_path):
+    path = tmp_path / "figures.json"
+    done = bench(*names, "--quick", "--loops", "asyncio,gmploop", "--seconds", "0.02", "--rounds", "2", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(path.read_text())
+    assert report["failures"] == [] and report["rows"]
+    for name, row in report["rows"].items():
+        first, *others = row["results"]
+        assert name in done.stdout and first in done.stdout
+        assert list(row["results"]) == row["ways"] and not any("uvloop" in way or "tonio" in way for way in row["ways"])
+        assert all(len(result["rounds"]) == 2 and result["low"] <= result["value"] <= result["high"]
+                   for result in row["results"].values())
+        if row["results"][first]["value"] > 0:
+            assert all(row["ratios"][way][first] > 0 or name == "sched-idle" for way in others)
+
+
+@pytest.mark.parametrize("runtime, ways", [("tonio", 2), ("go", 2)])
+def test_other_runtimes(runtime, ways, tmp_path):
+    if runtime == "go" and not shutil.which("go"):
+        pytest.skip("there is no go program")
+    if runtime == "tonio":
+        pytest.importorskip("tonio")
+    path = tmp_path / "figures.json"
+    done = bench("sched-spawn", "--quick", "--loops", f"gmploop,{runtime}", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())["rows"]["sched-spawn"]["results"]
+    assert sum(way.startswith(runtime) for way in results) == ways
+    assert all(result["value"] > 0 for result in results.values())
+
+
+@pytest.mark.parametrize("row", ["sleep0", "growth-timers-100"])
+def test_rows_in_one_process_tell_what_the_kernel_took(row, tmp_path):
+    path = tmp_path / "figures.json"
+    done = bench(row, "--quick", "--syscalls", "--loops", "asyncio,gmploop", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(path.read_text())
+    for result in report["rows"][row]["results"].values():
+        assert result["user_ns"] + result["sys_ns"] == pytest.approx(result["cpu_ns"])
+        assert result["peak_kb"] > 1000
+    if report["settings"]["syscalls"] is None:
+        pytest.skip("neither perf nor strace can count here")
+    stock, ours = (report["rows"][row]["results"][loop]["syscalls"] for loop in ("asyncio", "gmploop"))
+    assert 0 <= ours <= stock + 1
+    if row == "sleep0":
+        assert stock > 0.9          # it asks the selector in each turn
+
+
 def test_a_service_that_is_not_there_is_left_out_with_a_word(monkeypatch, tmp_path):
     monkeypatch.setattr(services, "PROGRAMS", {"redis": ("no-such-program",)})
     services.missing.cache_clear()
@@ -150,6 +212,12 @@ def test_costs_that_grow_more_than_the_work_are_flagged(ours, server, flagged):
     loads = (1, 10, 100, 1000)
     table = series({at: {"gmploop": a, "c-epoll": b} for at, a, b in zip(loads, ours, server)})
     assert report.growth(table)["s"]["gmploop"]["flagged"] == flagged
+
+
+def test_rounds_are_compared_in_pairs():
+    measured = {"uvloop": [{"value": 2}, {"value": 4}, {"value": 10}], "gmploop": [{"value": 1}, {"value": 4}, {"value": 12}],
+                "rloop": [{"value": 1}]}
+    assert report.paired(measured, ["uvloop"]) == {"gmploop": {"uvloop": [0.5, 1, 1.2]}, "uvloop": {}, "rloop": {}}
 
 
 def test_least_of_the_rounds():
