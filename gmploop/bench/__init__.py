@@ -5,15 +5,16 @@ The modules, from the top down:
     cli         command line, exit status
     run         the order of the rounds               report, plot    medians, ratios, growth, tables, JSON, PNG
     measure     one measurement: starts the child, and for servers the load generator, and ends both
-    rows        what there is to measure              services        PostgreSQL and Redis
-    native      compiles the C programs               machine         cores and versions
+    rows, row   what there is to measure              contests        the rows whose contestants are not just loops
+    services    PostgreSQL and Redis                  machine         cores and versions
+    native      compiles the C and Go programs        loops           the loops and C servers by name; how a child begins
     micro, growth, echo, web, db                      programs that run in the child, started by path
-    loops       the loops and C servers by name; what every child does first
-    files       gmploop.fs beside threads, a program of its own
-    isolated    servers with a world for each connection beside ordinary ones, a program of its own
+    sched, hops, isolated, file_ways                  the same, for gmploop's own parts; worlds: what they share
+    yardsticks, tonio_yardsticks, yardstick.go        what sched measures, on asyncio and uvloop, tonio and Go
+    files       gmploop.fs beside threads
 
 In C: loadgen (loadgen.c, load_*.c), the load generator; echo_epoll, the server that shows the kernel's part.
-A child never imports this package, so that nothing of gmploop is loaded while another loop is measured.
+A child never imports this package but to measure gmploop: nothing of it is loaded while another loop is measured.
 """
 
 

@@ -1,6 +1,9 @@
 """Files: gmploop.fs beside a thread pool and aiofiles, on gmploop's loop.
 
-    python -m gmploop bench files [--seconds S] [--rounds N] [--size MB] [--dir DIR] [--json FILE] [ROW ...]
+    python -m gmploop.bench.files [--seconds S] [--rounds N] [--size MB] [--dir DIR] [--json FILE] [ROW ...]
+
+The suite's files rows are these (`python -m gmploop bench files`), each way in a process of its own; run so, with
+options for the file, they share one.
 
 Operations per second on the wall, since workers and threads do much of their work on other cores; and beside them the
 CPU microseconds that the process, the kernel's workers included, spent on one: on a busy machine, look at these.
@@ -242,7 +245,7 @@ def _print_row(name, figures):
 
 
 def main(argv=None):
-    it = argparse.ArgumentParser(prog="python -m gmploop bench files", description=__doc__.partition("\n")[0])
+    it = argparse.ArgumentParser(prog="python -m gmploop.bench.files", description=__doc__.partition("\n")[0])
     it.add_argument("rows", nargs="*", metavar="ROW", help="the beginning of some rows' names (default: all)")
     it.add_argument("--seconds", type=float, default=0.5, help="length of one measurement (default: 0.5)")
     it.add_argument("--rounds", type=int, default=3)

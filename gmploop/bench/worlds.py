@@ -11,7 +11,7 @@ import sys
 import time
 
 WORLDS = 200
-SPAWNS, HOPS = 20_000, 10_000
+SPAWNS, HOPS = 10_000, 10_000
 BATCH = 100
 BLOCK_S = 0.2
 PARKED_TASKS = 1000         # of the idle row

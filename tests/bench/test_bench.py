@@ -13,7 +13,7 @@ import pytest
 
 from gmploop.bench import micro, native, report, rows, services
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 needs_echo = pytest.mark.skipif(
     sys.platform != "linux" or not any(map(shutil.which, ("cc", "gcc", "clang"))),
     reason="the load generator needs Linux and a C compiler")
@@ -21,7 +21,7 @@ needs_echo = pytest.mark.skipif(
 
 def bench(*arguments, **environment):
     return subprocess.run([sys.executable, "-m", "gmploop.bench", *arguments], capture_output=True, text=True,
-                          timeout=80, env=os.environ | environment)
+                          timeout=220, env=os.environ | environment)
 
 
 @needs_echo
@@ -107,13 +107,13 @@ def test_tail_of_the_tail_comes_from_the_same_measurement(tmp_path):
 
 @needs_echo
 @pytest.mark.parametrize("names", [
-    ("sched-cpu", "sched-tasks", "sched-spawn-one", "sched-hop-threads"),
-    ("sched-parked-10k", "sched-blocker-sleep", "sched-idle", "sched-latency", "sched-retake", "sched-step"),
-    ("hops",), ("isolated-accept-streams", "isolated-echo-protocol", "isolated-blocker-sleep"), ("files-read-4k-depth1",)],
+    ("sched-cpu", "sched-spawn-one"), ("sched-tasks", "sched-hop-threads"), ("sched-parked-10k", "sched-blocker-sleep"),
+    ("sched-idle", "sched-latency", "sched-retake", "sched-step"), ("hops-two-loops", "hops-one-loop"), ("hops-two-threads",),
+    ("isolated-accept-streams", "isolated-echo-protocol"), ("isolated-blocker-sleep",), ("files-read-4k-depth1",)],
     ids=lambda names: names[0])
 def test_parts_with_other_contestants_than_loops(names, tmp_path):
     path = tmp_path / "figures.json"
-    done = bench(*names, "--quick", "--loops", "asyncio,gmploop", "--seconds", "0.02", "--rounds", "2", "--json", str(path))
+    done = bench(*names, "--quick", "--loops", "asyncio,gmploop", "--seconds", "0.02", "--json", str(path))
     assert done.returncode == 0, done.stderr
     report = json.loads(path.read_text())
     assert report["failures"] == [] and report["rows"]
@@ -121,7 +121,7 @@ def test_parts_with_other_contestants_than_loops(names, tmp_path):
         first, *others = row["results"]
         assert name in done.stdout and first in done.stdout
         assert list(row["results"]) == row["ways"] and not any("uvloop" in way or "tonio" in way for way in row["ways"])
-        assert all(len(result["rounds"]) == 2 and result["low"] <= result["value"] <= result["high"]
+        assert all(len(result["rounds"]) == 1 and result["low"] <= result["value"] <= result["high"]
                    for result in row["results"].values())
         if row["results"][first]["value"] > 0:
             assert all(row["ratios"][way][first] > 0 or name == "sched-idle" for way in others)
