@@ -1,4 +1,4 @@
-"""The suite with every other loop and runtime that is installed: `python -m gmploop bench --loops peers`, and what else is given."""
+"""The suite with every peer that is installed: `python -m gmploop bench --loops peers`, and what else is given."""
 
 import sys
 
