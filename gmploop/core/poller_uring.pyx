@@ -51,6 +51,7 @@ cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EBUSY, ECONNABORTED, EEXIST, EINTR, EINVAL, ENOBUFS, ENOMEM, ENOSYS
 import os
+from gmploop.core import batch
 from gmploop.core.acceptor cimport Acceptor
 from gmploop.core.batch cimport (
     SEND_BIT, GL_OP_SEND, GL_SQE_SKIP_SUCCESS, gl_uring_free, gl_uring_queued, gl_uring_sqe, gl_uring_next)
@@ -110,13 +111,6 @@ def configure(*, unsigned entries, unsigned cq_entries, unsigned buffers, unsign
     USE_EPOLL_OP, USE_NO_IOWAIT = epoll_op, no_iowait
 
 
-cdef object refused(int error):
-    why = os.strerror(error)
-    if error == ENOSYS or error == EINVAL:
-        why = f"{why}: it takes Linux 6.1 or newer, and an io_uring that nothing forbids"
-    return OSError(error, f"io_uring is not to be had: {why}")
-
-
 cdef inline uint64_t token_of(Watch w) noexcept:
     return <uint64_t><uint32_t>w.fd | <uint64_t>w.gen << 32 | (ACCEPT_BIT if isinstance(w, Acceptor) else 0)
 
@@ -156,7 +150,7 @@ cdef class UringPoller(EpollPoller):
             e = gl_bufs_open(&self.bufs, &self.r, BUFFERS, BUFFER_SIZE)
         if e < 0:
             gl_uring_free(&self.r)
-            raise refused(-e)
+            raise OSError(-e, batch.refusal(-e, "Linux 6.1"))
         self.chunk = BUFFER_SIZE
         if not USE_NO_IOWAIT:
             self.r.features &= ~<uint32_t>GL_FEAT_NO_IOWAIT

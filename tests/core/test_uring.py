@@ -20,6 +20,7 @@ from gmploop import config
 from support import (
     Recorder, child_output, link, open_fds, outcome, reopened, result_of, tcp_pair, turns, unix_pair, wait_until)
 
+batch = pytest.importorskip("gmploop.core.batch")
 poller_uring = pytest.importorskip("gmploop.core.poller_uring")
 
 
@@ -577,10 +578,53 @@ def test_a_ring_that_is_refused_says_why_and_epoll_runs(call, error):
                 return answers
             assert runner.run(main()) == [b"x"] * 5
     """)
-    told, runs, batching = output.splitlines()
+    told, runs = output.splitlines()
     assert told == f"{error} True True"
-    assert runs == "gmploop runs on epoll"
-    assert batching.startswith("write_batching: ") and batching.endswith(os.strerror(getattr(__import__("errno"), error)))
+    assert runs.startswith("gmploop: loops run on epoll; each write leaves at once, since io_uring is not to be had: ")
+    assert os.strerror(getattr(errno, error)) in runs and REASONS[error] in runs
+
+
+REASONS = {"EPERM": "seccomp", "ENOSYS": "it takes Linux 5.17", "ENOMEM": "ulimit -l", "EMFILE": ""}
+SAYS = {
+    "loops": "gmploop.new_event_loop({options}).close()",
+    "goroutines": "gmploop.run(asyncio.sleep(0), lock_main=False)",
+}
+
+
+@pytest.mark.parametrize("who", SAYS)
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_log_says_once_what_runs_and_why(who, refused):
+    """By "auto", with nothing else than the log's level set."""
+    output = child_output("gmploop", REFUSE + f"""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stdout)
+    os.environ.pop("GMPLOOP_POLLER")
+    if {refused}:
+        refuse(425, errno.EPERM)
+    for _ in range(3):
+        {SAYS[who].format(options="")}
+    """)
+    writes = "each write leaves at once, since io_uring is not to be had: Operation not permitted: a filter of system " \
+        "calls (seccomp) or a security module forbids it" if refused else "the small writes of a busy turn leave together"
+    assert output == f"INFO gmploop gmploop: {who} run on epoll; {writes}\n"
+
+
+def test_the_log_says_so_of_a_poller_that_was_asked_for():
+    output = child_output("gmploop", """
+    import logging
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    for options in {"poller": "io_uring"}, {"poller": "epoll"}, {"poller": "epoll", "write_batching": False}:
+        gmploop.new_event_loop(**options).close()
+    """)
+    together, at_once = "the small writes of a busy turn leave together", "each write leaves at once"
+    assert output.splitlines() == [f"gmploop: loops run on {what}" for what in (
+        f"io_uring; {together}", f"epoll; {together}", f"epoll; {at_once}")]
+
+
+@pytest.mark.parametrize("disabled", ["1", "2"])
+def test_a_sysctl_that_forbids_it_is_named(tmp_path, disabled):
+    (tmp_path / "disabled").write_text(f"{disabled}\n")
+    assert batch.refusal(errno.EPERM, sysctl=str(tmp_path / "disabled")) == \
+        f"io_uring is not to be had: {os.strerror(errno.EPERM)}: kernel.io_uring_disabled is {disabled}"
 
 
 def test_a_hundred_loops_at_once(loop_factory):
