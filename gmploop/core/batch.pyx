@@ -288,8 +288,7 @@ cdef class SendBatch:
         elif n:
             if self.r.fd < 0 or self.fork_gen != fork_generation():
                 self.open()
-            with nogil:
-                gl_sends_do(&self.r, self.now, n)
+            gl_sends_do(&self.r, self.now, n)       # waits for nothing: gil.h says why the GIL is kept
         return self.settle()
 
     cdef int open(self) except -1:

@@ -66,6 +66,7 @@ cdef extern from *:
     #include <sys/socket.h>
     #include <unistd.h>
     #include "epoll.h"
+    #include "gil.h"
     #ifndef SOCK_CLOEXEC                /* where there is no ring either */
     #define SOCK_CLOEXEC 0
     #define SOCK_NONBLOCK 0
@@ -84,6 +85,7 @@ cdef extern from *:
     }
     """
     bint gl_is_epoll(int)
+    bint gl_gives_up_gil(long long)
     int ECANCELED, ETIME, ACCEPT_FLAGS "(SOCK_CLOEXEC | SOCK_NONBLOCK)"
     void gl_wait_for(int, long long) nogil
     int eventfd(unsigned int, int)
@@ -316,8 +318,11 @@ cdef class UringPoller(EpollPoller):
         """Give the kernel what is queued, and wait for a completion. 0, or the errno that is no error here."""
         cdef uint32_t n = gl_uring_publish(&self.r)
         cdef int e
-        with nogil:
-            e = gl_uring_wait(&self.r, n, delay_ns)
+        if gl_gives_up_gil(delay_ns):
+            with nogil:
+                e = gl_uring_wait(&self.r, n, delay_ns)
+        else:
+            e = gl_uring_wait(&self.r, n, 0)
         if e >= 0:
             return 0
         if e == -EEXIST:
