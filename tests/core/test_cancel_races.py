@@ -100,7 +100,7 @@ def test_a_thousand_connections_cancelled_as_they_are_made_leave_no_descriptor(r
         before, kept = open_fds(), 0
         for number in range(1000):
             task = loop.create_task(loop.create_connection(Recorder, *address))
-            await turns(number % 6)
+            await turns(number % 12)
             task.cancel()
             connection, = await asyncio.gather(task, return_exceptions=True)
             if isinstance(connection, tuple):
