@@ -113,6 +113,35 @@ def test_many_connections_get_each_byte_once_and_in_order(setup, loop, run):
     run(main())
 
 
+@pytest.mark.parametrize("setup", ["tiny", "one buffer"], indirect=True)
+def test_five_thousand_exchanges_through_a_ring_of_a_few_entries(setup, loop, run):
+    """Fifty at a time: each message comes once, none is lost where queues are full."""
+    served = []
+
+    class Once(Recorder):
+        def data_received(self, data):
+            self.data += data
+            while len(self.data) >= 8:
+                served.append(bytes(self.data[:8]))
+                self.transport.write(served[-1])
+                del self.data[:8]
+
+    async def talk(number, address):
+        reader, writer = await asyncio.open_connection(*address)
+        for i in range(100):
+            writer.write(b"%08d" % (number * 100 + i))
+            assert await reader.readexactly(8) == b"%08d" % (number * 100 + i)
+        writer.close()
+        await writer.wait_closed()
+
+    async def main():
+        server = await loop.create_server(Once, "127.0.0.1", 0, backlog=100)
+        await asyncio.gather(*(talk(number, server.sockets[0].getsockname()) for number in range(50)))
+        server.close()
+    run(main())
+    assert sorted(served) == [b"%08d" % number for number in range(5000)]
+
+
 def test_messages_that_grow_and_shrink_arrive_whole(setup, loop, run):
     """Large ones are read from the socket directly, small ones are received by the kernel: across each change."""
     async def main():
@@ -525,6 +554,47 @@ def test_a_child_takes_nothing_from_its_parent_s_ring(setup, loop, child):
     transport.abort()
     loop.run_until_complete(asyncio.sleep(0))
     far.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_ends_in_order_leaves_its_parent_s_operations_alone():
+    """It collects garbage, closes the loop, runs one of its own and exits by way of atexit; the parent's go on."""
+    output = child_output("gmploop", """
+    import gc
+
+    class Told(asyncio.Protocol):
+        def data_received(self, data):
+            loop.told.set_result(data)
+
+    async def start():
+        loop.told = loop.create_future()
+        server = await loop.create_server(Told, "127.0.0.1", 0)
+        client = socket.create_connection(server.sockets[0].getsockname())
+        await asyncio.sleep(0.01)
+        return server, client
+
+    loop = gmploop.new_event_loop()
+    server, client = loop.run_until_complete(start())
+    for _ in range(3):
+        pid = os.fork()
+        if not pid:
+            gc.collect()
+            server.close()
+            loop.close()
+            gc.collect()
+            with asyncio.Runner(loop_factory=gmploop.new_event_loop) as runner:
+                runner.run(asyncio.sleep(0.001))
+            sys.exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), end=" ")
+        client.send(b"x")
+        print(loop.run_until_complete(loop.told))
+        loop.told = loop.create_future()
+        other = socket.create_connection(server.sockets[0].getsockname())
+        other.send(b"y")
+        print(loop.run_until_complete(loop.told))
+        loop.told = loop.create_future()
+    """, options=["-W", "ignore"])
+    assert output == "0 b'x'\nb'y'\n" * 3
 
 
 # -- where it cannot be had
