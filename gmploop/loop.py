@@ -132,6 +132,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, accepting.AcceptingLoop, run
         if debug is not None:
             self.set_debug(debug)
         self._open(poller, write_batching)
+        config.say_what_runs("loops", poller, self.poller.batches, batch.why_no_ring)
         self._use_own_tasks(config.makes_own_tasks())
         self._selector.poller = self.poller
         self._internal_fds += 1                 # the poller

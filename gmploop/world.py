@@ -272,6 +272,7 @@ def _batch_writes():
     batching = config.resolve_write_batching()
     if batching:
         batch.configure(**config.batch_tunables())
+    config.say_what_runs("goroutines", netpoll.poller_name(), batching, batch.why_no_ring)
     return batching
 
 

@@ -13,6 +13,9 @@ figures are medians.
 `depth` tasks each do one operation after the other. Offsets are random multiples of the size, in one file that the
 page cache holds unless the row says "direct" (O_DIRECT). "small": read or write whole files of 4 KB, 200 of them.
 aiofiles has no pread(): it seeks and reads, with a file of its own for each task.
+
+Where fio is installed it shows what the kernel and the disk give to a program in C: "fio" with io_uring at the same
+depth, and "fio threads", as many threads as the pool has (or the depth, if less) with pread() and pwrite().
 """
 
 import argparse
@@ -21,7 +24,9 @@ import json
 import mmap
 import os
 import random
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -147,6 +152,35 @@ class Aiofiles(Way):
             return await file.write(data)
 
 
+class Fio:
+    """fio on the same file. Its CPU time is that of its own threads: the kernel's workers do not count."""
+
+    name = "fio"
+
+    def __init__(self, path, folder, pool):
+        self.path, self.threads = path, pool._max_workers
+
+    def engine(self, row):
+        return ["--ioengine=io_uring", f"--iodepth={row.depth}"]
+
+    def rate(self, row, seconds):
+        done = subprocess.run(
+            ["fio", "--name=row", f"--filename={self.path}", f"--size={os.path.getsize(self.path)}", f"--bs={row.size}",
+             f"--rw=rand{'read' if row.reads else 'write'}", f"--direct={int(row.direct)}", "--invalidate=0",
+             "--norandommap", "--time_based", f"--runtime={seconds * 1000:.0f}ms", "--thread", "--group_reporting",
+             "--output-format=json", *self.engine(row)], capture_output=True, text=True, check=True)
+        job, = json.loads(done.stdout)["jobs"]
+        side = job["read" if row.reads else "write"]
+        return side["iops"], (job["usr_cpu"] + job["sys_cpu"]) / 1e5 * job["job_runtime"] / side["total_ios"]
+
+
+class FioThreads(Fio):
+    name = "fio threads"
+
+    def engine(self, row):
+        return ["--ioengine=psync", f"--numjobs={min(row.depth, self.threads)}"]
+
+
 class Row:
     def __init__(self, kind, size, depth, direct=False, small=False):
         self.reads, self.size, self.depth, self.direct, self.small = kind == "read", size, depth, direct, small
@@ -154,7 +188,8 @@ class Row:
         self.name = f"{what}{'-direct' if direct else ''}-depth{depth}"
 
     def ways(self):
-        return [Fs, Threads] + ([Aiofiles] if aiofiles and not self.direct else [])
+        fio = [Fio, FioThreads] if shutil.which("fio") and not self.small else []
+        return [Fs, Threads] + ([Aiofiles] if aiofiles and not self.direct else []) + fio
 
 
 def all_rows():
@@ -230,7 +265,9 @@ def measure(rows, rounds, seconds, size, folder):
             figures = results[row.name] = {way.name: [] for way in row.ways()}
             for _ in range(rounds):
                 for way in row.ways():
-                    figures[way.name].append(gmploop.run(rate(way(path, folder, pool), row, size, seconds)))
+                    one = way(path, folder, pool)
+                    figures[way.name].append(one.rate(row, seconds) if isinstance(one, Fio) else
+                                             gmploop.run(rate(one, row, size, seconds)))
             _print_row(row.name, figures)
     return results
 

@@ -22,7 +22,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
-from libc.errno cimport ENOSYS
+from libc.errno cimport EACCES, EINVAL, ENOMEM, ENOSYS, EPERM
 import atexit
 import logging
 import os
@@ -87,18 +87,52 @@ def stop_flusher():
         gl_flusher_stop(&gl_the_flusher)
 
 
-cdef bint open_ring(gl_uring *r) except -1:
-    """Open a ring for sends; whether there is one."""
-    global told_refusal
+cdef int try_ring(gl_uring *r) noexcept:
+    """Open a ring for sends; 0, or why there is none."""
     cdef int e = gl_uring_open(r, ENTRIES, 4 * ENTRIES)
     if e >= 0 and not (r.has_op[<int>GL_OP_SEND] and r.features & FEAT_CQE_SKIP):
         gl_uring_free(r)
         e = -ENOSYS
-    if e < 0 and not told_refusal:
+    return -e if e < 0 else 0
+
+
+cdef bint open_ring(gl_uring *r) except -1:
+    """Open a ring for sends; whether there is one. If not, the log says so, once."""
+    global told_refusal
+    cdef int error = try_ring(r)
+    if error and not told_refusal:
         told_refusal = True
-        logging.getLogger("gmploop").info(
-            "write_batching: each write leaves alone, since io_uring is not to be had: %s", os.strerror(-e))
-    return e >= 0
+        logging.getLogger("gmploop").info("write_batching: each write leaves at once, since %s", refusal(error))
+    return not error
+
+
+def refusal(int error, str needs="Linux 5.17", str sysctl="/proc/sys/kernel/io_uring_disabled"):
+    """In words: why io_uring answers with this errno. `sysctl`: where it can be switched off for the whole system."""
+    text = f"io_uring is not to be had: {os.strerror(error)}"
+    if error == EPERM or error == EACCES:
+        try:
+            with open(sysctl) as file:
+                disabled = file.read().strip()
+        except OSError:
+            disabled = "0"              # before Linux 6.6
+        return f"{text}: " + ("a filter of system calls (seccomp) or a security module forbids it" if disabled == "0" else
+                              f"kernel.io_uring_disabled is {disabled}")
+    if error == ENOSYS or error == EINVAL:
+        return f"{text}: it takes {needs} or newer, and an io_uring that nothing forbids"
+    if error == ENOMEM:
+        return f"{text}: memory, or the limit of locked memory (ulimit -l), is too small"
+    return text
+
+
+def why_no_ring():
+    """"", or in words why no batch can be sent by a ring. Then the log has no need to say it again."""
+    global told_refusal
+    cdef gl_uring r
+    cdef int error = try_ring(&r)
+    gl_uring_free(&r)
+    if error:
+        told_refusal = True
+    return refusal(error) if error else ""
 
 
 gl_flusher_watch_forks()
@@ -254,8 +288,7 @@ cdef class SendBatch:
         elif n:
             if self.r.fd < 0 or self.fork_gen != fork_generation():
                 self.open()
-            with nogil:
-                gl_sends_do(&self.r, self.now, n)
+            gl_sends_do(&self.r, self.now, n)       # waits for nothing: gil.h says why the GIL is kept
         return self.settle()
 
     cdef int open(self) except -1:

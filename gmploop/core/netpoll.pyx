@@ -113,6 +113,10 @@ cdef SharedPoller shared_poller():
     return the_poller
 
 
+def poller_name():
+    return GL_NET_NAME.decode()
+
+
 def open_shared():
     """Open the poller and give it to the scheduler. OSError says why it cannot be had."""
     global the_poller
@@ -123,7 +127,7 @@ def open_shared():
 
 cdef class SharedPoller(Poller):
     def __cinit__(self, g):
-        self.name = GL_NET_NAME.decode()
+        self.name = poller_name()
         global gl_net_is_broken
         if self.fork_gen:                       # the parent's objects are the parent's
             gl_net_forget(&gl_the_net)

@@ -14,6 +14,7 @@ from gmploop.core.poller cimport EV_LEVEL, EV_KERNEL
 cdef extern from *:
     """
     #include "epoll.h"
+    #include "gil.h"
     #include <stdio.h>
     #include <string.h>
     #include <time.h>
@@ -44,6 +45,7 @@ cdef extern from *:
     }
     """
     bint GL_HAVE_EPOLL
+    bint gl_gives_up_gil(long long)
     bint gl_is_eventfd(int)
     int gl_epoll_wait(int, epoll_event *, int, long long) nogil
     int epoll_create1(int)
@@ -135,8 +137,11 @@ cdef class EpollPoller(Poller):
             self.flush()
             if gl_ring_len(&self.g.ready):      # what could not be sent has something to do
                 delay_ns = 0
-        with nogil:
-            n = gl_epoll_wait(self.epfd, self.events, MAX_EVENTS, delay_ns)
+        if gl_gives_up_gil(delay_ns):
+            with nogil:
+                n = gl_epoll_wait(self.epfd, self.events, MAX_EVENTS, delay_ns)
+        else:
+            n = gl_epoll_wait(self.epfd, self.events, MAX_EVENTS, 0)
         if n < 0:
             if errno != EINTR:
                 return self.lose(errno)

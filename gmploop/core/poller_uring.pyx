@@ -51,6 +51,7 @@ cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EBUSY, ECONNABORTED, EEXIST, EINTR, EINVAL, ENOBUFS, ENOMEM, ENOSYS
 import os
+from gmploop.core import batch
 from gmploop.core.acceptor cimport Acceptor
 from gmploop.core.batch cimport (
     SEND_BIT, GL_OP_SEND, GL_SQE_SKIP_SUCCESS, gl_uring_free, gl_uring_queued, gl_uring_sqe, gl_uring_next)
@@ -65,6 +66,7 @@ cdef extern from *:
     #include <sys/socket.h>
     #include <unistd.h>
     #include "epoll.h"
+    #include "gil.h"
     #ifndef SOCK_CLOEXEC                /* where there is no ring either */
     #define SOCK_CLOEXEC 0
     #define SOCK_NONBLOCK 0
@@ -83,6 +85,7 @@ cdef extern from *:
     }
     """
     bint gl_is_epoll(int)
+    bint gl_gives_up_gil(long long)
     int ECANCELED, ETIME, ACCEPT_FLAGS "(SOCK_CLOEXEC | SOCK_NONBLOCK)"
     void gl_wait_for(int, long long) nogil
     int eventfd(unsigned int, int)
@@ -108,13 +111,6 @@ def configure(*, unsigned entries, unsigned cq_entries, unsigned buffers, unsign
     global ENTRIES, CQ_ENTRIES, BUFFERS, BUFFER_SIZE, USE_EPOLL_OP, USE_NO_IOWAIT
     ENTRIES, CQ_ENTRIES, BUFFERS, BUFFER_SIZE = entries, cq_entries, buffers, buffer_size
     USE_EPOLL_OP, USE_NO_IOWAIT = epoll_op, no_iowait
-
-
-cdef object refused(int error):
-    why = os.strerror(error)
-    if error == ENOSYS or error == EINVAL:
-        why = f"{why}: it takes Linux 6.1 or newer, and an io_uring that nothing forbids"
-    return OSError(error, f"io_uring is not to be had: {why}")
 
 
 cdef inline uint64_t token_of(Watch w) noexcept:
@@ -156,7 +152,7 @@ cdef class UringPoller(EpollPoller):
             e = gl_bufs_open(&self.bufs, &self.r, BUFFERS, BUFFER_SIZE)
         if e < 0:
             gl_uring_free(&self.r)
-            raise refused(-e)
+            raise OSError(-e, batch.refusal(-e, "Linux 6.1"))
         self.chunk = BUFFER_SIZE
         if not USE_NO_IOWAIT:
             self.r.features &= ~<uint32_t>GL_FEAT_NO_IOWAIT
@@ -322,8 +318,11 @@ cdef class UringPoller(EpollPoller):
         """Give the kernel what is queued, and wait for a completion. 0, or the errno that is no error here."""
         cdef uint32_t n = gl_uring_publish(&self.r)
         cdef int e
-        with nogil:
-            e = gl_uring_wait(&self.r, n, delay_ns)
+        if gl_gives_up_gil(delay_ns):
+            with nogil:
+                e = gl_uring_wait(&self.r, n, delay_ns)
+        else:
+            e = gl_uring_wait(&self.r, n, 0)
         if e >= 0:
             return 0
         if e == -EEXIST:

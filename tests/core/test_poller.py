@@ -1,6 +1,7 @@
 """The poller's contract, as far as it shows through descriptors, sock_*() calls and transports."""
 
 import asyncio
+import functools
 import contextlib
 import errno
 import os
@@ -343,6 +344,25 @@ def test_wakes_from_threads_reach_a_loop_that_waits_for_ever(loop):
     loop.run_forever()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_threads_run_beside_callbacks_that_are_all_c(loop):
+    """Where no Python code runs in the loop's thread the interpreter hands over no GIL: the poller has to."""
+    again = functools.partial(loop.call_soon)
+    again.__setstate__((loop.call_soon, (again,), {}, {}))
+    ran = []
+
+    def stop():
+        ran.extend(range(1000))
+        loop.call_soon_threadsafe(loop.stop)
+    thread = threading.Timer(0.01, stop)
+    loop.call_soon(again)
+    thread.start()
+    began = time.monotonic()
+    loop.run_forever()
+    assert len(ran) == 1000 and time.monotonic() - began < 5
+    thread.join()
+    again.__setstate__((int, (), {}, {}))
 
 
 def test_a_wake_that_comes_before_the_wait_counts(loop):

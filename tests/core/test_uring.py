@@ -20,6 +20,7 @@ from gmploop import config
 from support import (
     Recorder, child_output, link, open_fds, outcome, reopened, result_of, tcp_pair, turns, unix_pair, wait_until)
 
+batch = pytest.importorskip("gmploop.core.batch")
 poller_uring = pytest.importorskip("gmploop.core.poller_uring")
 
 
@@ -110,6 +111,35 @@ def test_many_connections_get_each_byte_once_and_in_order(setup, loop, run):
         await asyncio.gather(*(talk(number, address) for number in range(30)))
         server.close()
     run(main())
+
+
+@pytest.mark.parametrize("setup", ["tiny", "one buffer"], indirect=True)
+def test_five_thousand_exchanges_through_a_ring_of_a_few_entries(setup, loop, run):
+    """Fifty at a time: each message comes once, none is lost where queues are full."""
+    served = []
+
+    class Once(Recorder):
+        def data_received(self, data):
+            self.data += data
+            while len(self.data) >= 8:
+                served.append(bytes(self.data[:8]))
+                self.transport.write(served[-1])
+                del self.data[:8]
+
+    async def talk(number, address):
+        reader, writer = await asyncio.open_connection(*address)
+        for i in range(100):
+            writer.write(b"%08d" % (number * 100 + i))
+            assert await reader.readexactly(8) == b"%08d" % (number * 100 + i)
+        writer.close()
+        await writer.wait_closed()
+
+    async def main():
+        server = await loop.create_server(Once, "127.0.0.1", 0, backlog=100)
+        await asyncio.gather(*(talk(number, server.sockets[0].getsockname()) for number in range(50)))
+        server.close()
+    run(main())
+    assert sorted(served) == [b"%08d" % number for number in range(5000)]
 
 
 def test_messages_that_grow_and_shrink_arrive_whole(setup, loop, run):
@@ -526,6 +556,47 @@ def test_a_child_takes_nothing_from_its_parent_s_ring(setup, loop, child):
     far.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_ends_in_order_leaves_its_parent_s_operations_alone():
+    """It collects garbage, closes the loop, runs one of its own and exits by way of atexit; the parent's go on."""
+    output = child_output("gmploop", """
+    import gc
+
+    class Told(asyncio.Protocol):
+        def data_received(self, data):
+            loop.told.set_result(data)
+
+    async def start():
+        loop.told = loop.create_future()
+        server = await loop.create_server(Told, "127.0.0.1", 0)
+        client = socket.create_connection(server.sockets[0].getsockname())
+        await asyncio.sleep(0.01)
+        return server, client
+
+    loop = gmploop.new_event_loop()
+    server, client = loop.run_until_complete(start())
+    for _ in range(3):
+        pid = os.fork()
+        if not pid:
+            gc.collect()
+            server.close()
+            loop.close()
+            gc.collect()
+            with asyncio.Runner(loop_factory=gmploop.new_event_loop) as runner:
+                runner.run(asyncio.sleep(0.001))
+            sys.exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), end=" ")
+        client.send(b"x")
+        print(loop.run_until_complete(loop.told))
+        loop.told = loop.create_future()
+        other = socket.create_connection(server.sockets[0].getsockname())
+        other.send(b"y")
+        print(loop.run_until_complete(loop.told))
+        loop.told = loop.create_future()
+    """, options=["-W", "ignore"])
+    assert output == "0 b'x'\nb'y'\n" * 3
+
+
 # -- where it cannot be had
 
 REFUSE = """
@@ -577,10 +648,53 @@ def test_a_ring_that_is_refused_says_why_and_epoll_runs(call, error):
                 return answers
             assert runner.run(main()) == [b"x"] * 5
     """)
-    told, runs, batching = output.splitlines()
+    told, runs = output.splitlines()
     assert told == f"{error} True True"
-    assert runs == "gmploop runs on epoll"
-    assert batching.startswith("write_batching: ") and batching.endswith(os.strerror(getattr(__import__("errno"), error)))
+    assert runs.startswith("gmploop: loops run on epoll; each write leaves at once, since io_uring is not to be had: ")
+    assert os.strerror(getattr(errno, error)) in runs and REASONS[error] in runs
+
+
+REASONS = {"EPERM": "seccomp", "ENOSYS": "it takes Linux 5.17", "ENOMEM": "ulimit -l", "EMFILE": ""}
+SAYS = {
+    "loops": "gmploop.new_event_loop({options}).close()",
+    "goroutines": "gmploop.run(asyncio.sleep(0), lock_main=False)",
+}
+
+
+@pytest.mark.parametrize("who", SAYS)
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_log_says_once_what_runs_and_why(who, refused):
+    """By "auto", with nothing else than the log's level set."""
+    output = child_output("gmploop", REFUSE + f"""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stdout)
+    os.environ.pop("GMPLOOP_POLLER")
+    if {refused}:
+        refuse(425, errno.EPERM)
+    for _ in range(3):
+        {SAYS[who].format(options="")}
+    """)
+    writes = "each write leaves at once, since io_uring is not to be had: Operation not permitted: a filter of system " \
+        "calls (seccomp) or a security module forbids it" if refused else "the small writes of a busy turn leave together"
+    assert output == f"INFO gmploop gmploop: {who} run on epoll; {writes}\n"
+
+
+def test_the_log_says_so_of_a_poller_that_was_asked_for():
+    output = child_output("gmploop", """
+    import logging
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    for options in {"poller": "io_uring"}, {"poller": "epoll"}, {"poller": "epoll", "write_batching": False}:
+        gmploop.new_event_loop(**options).close()
+    """)
+    together, at_once = "the small writes of a busy turn leave together", "each write leaves at once"
+    assert output.splitlines() == [f"gmploop: loops run on {what}" for what in (
+        f"io_uring; {together}", f"epoll; {together}", f"epoll; {at_once}")]
+
+
+@pytest.mark.parametrize("disabled", ["1", "2"])
+def test_a_sysctl_that_forbids_it_is_named(tmp_path, disabled):
+    (tmp_path / "disabled").write_text(f"{disabled}\n")
+    assert batch.refusal(errno.EPERM, sysctl=str(tmp_path / "disabled")) == \
+        f"io_uring is not to be had: {os.strerror(errno.EPERM)}: kernel.io_uring_disabled is {disabled}"
 
 
 def test_a_hundred_loops_at_once(loop_factory):

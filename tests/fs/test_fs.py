@@ -405,7 +405,7 @@ def test_refused_by_a_filter(path, monkeypatch, call, error, wanted):
     """)
     if "cannot set a filter" in out:
         pytest.skip(out)
-    out = re.sub("INFO gmploop gmploop runs on .*\n", "", out)
+    out = re.sub("INFO gmploop gmploop: loops run on .*\n", "", out)
     reason = os.strerror(getattr(errno, error))
     if wanted == "auto":
         assert out == f"INFO gmploop gmploop.fs uses the executor: io_uring cannot be had: {reason}\ndone\ndone\n"

@@ -96,7 +96,7 @@ def test_cancelled_open_leaves_no_descriptor(backend, run, tmp_path, fifo):
     fds = support.open_fds()
 
     async def main():
-        for i in range(300):
+        for i in range(1000):
             opening = asyncio.create_task(opened(tmp_path / str(i % 7), "w+b"))
             await support.turns(i % 5)
             opening.cancel()
