@@ -10,9 +10,10 @@ import foreign_suite
 from exclusions_cpython import MOVABLE
 
 CHILD = Path(__file__).with_name("child.py")
-SHORT = {"test_locks", "test_queues", "test_taskgroups", "test_timeouts", "test_waitfor", "test_staggered", "test_threads",
-         "test_buffered_proto", "test_server", "test_sock_lowlevel", "test_context", "test_eager_task_factory", "test_events",
-         "test_streams"}
+SHORT = set("""
+    test_locks test_queues test_taskgroups test_timeouts test_waitfor test_staggered test_threads test_buffered_proto
+    test_server test_sock_lowlevel test_context test_eager_task_factory test_events test_streams
+""".split())
 
 try:
     UNITS, missing = [u for u in foreign_suite.list_units(CHILD) if u[0] in SHORT], ""
