@@ -20,6 +20,7 @@ States
     fd, operation                                                                                  poller.pyx
     waiter                                                                                         waitq.h
 Each of the first three is a table of legal transitions, checked when GMPLOOP_DEBUG_STATES is defined.
+When GMPLOOP_RACES is defined, threads pause at random where they race: races.h.
 
 Locks. Their sections are a few loads and stores, in which no reference is dropped and no Python code runs. Only these are
 taken one inside the other, in this order:

@@ -8,17 +8,20 @@
 
 #include <stdint.h>
 #include <sched.h>
+#include "races.h"
 
 #define gl_load_relaxed(p)        __atomic_load_n((p), __ATOMIC_RELAXED)
-#define gl_load_acquire(p)        __atomic_load_n((p), __ATOMIC_ACQUIRE)
+#define gl_load_acquire(p)        (GL_ORDERED(), __atomic_load_n((p), __ATOMIC_ACQUIRE))
 #define gl_store_relaxed(p, v)    __atomic_store_n((p), (v), __ATOMIC_RELAXED)
-#define gl_store_release(p, v)    __atomic_store_n((p), (v), __ATOMIC_RELEASE)
-#define gl_exchange_acq_rel(p, v) __atomic_exchange_n((p), (v), __ATOMIC_ACQ_REL)
-#define gl_fetch_or_acq_rel(p, v) __atomic_fetch_or((p), (v), __ATOMIC_ACQ_REL)
-#define gl_fence_seq_cst()        __atomic_thread_fence(__ATOMIC_SEQ_CST)
-#define gl_fetch_and_acq_rel(p, v) __atomic_fetch_and((p), (v), __ATOMIC_ACQ_REL)
+#define gl_store_release(p, v)    (GL_ORDERED(), __atomic_store_n((p), (v), __ATOMIC_RELEASE))
+#define gl_exchange_acq_rel(p, v) (GL_ORDERED(), __atomic_exchange_n((p), (v), __ATOMIC_ACQ_REL))
+#define gl_fetch_or_acq_rel(p, v) (GL_ORDERED(), __atomic_fetch_or((p), (v), __ATOMIC_ACQ_REL))
+#define gl_fence_seq_cst()        (GL_ORDERED(), __atomic_thread_fence(__ATOMIC_SEQ_CST))
+#define gl_fetch_and_acq_rel(p, v) (GL_ORDERED(), __atomic_fetch_and((p), (v), __ATOMIC_ACQ_REL))
+#define gl_cas_ptr(p, from, to)   (GL_ORDERED(), __sync_bool_compare_and_swap((p), (from), (to)))
 
 static inline int gl_cas_int(int *p, int expected, int desired) {
+    GL_ORDERED();
     return __atomic_compare_exchange_n(p, &expected, desired, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 

@@ -17,10 +17,6 @@
 #define GL_EVENTS 8192u         /* a power of two; about 10 ms of a P that does nothing but switch; guessed */
 #endif
 
-#ifndef GL_RACE                 /* stress builds pause here: runq.h */
-#define GL_RACE() ((void)0)
-#endif
-
 #define GL_EVENT_BUSY UINT64_MAX
 
 /* what: kind | P's id + 1 << 8 | M's id << 24 */

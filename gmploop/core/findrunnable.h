@@ -21,6 +21,7 @@ static inline void gl_spin_begin(gl_sched *S, gl_m *mp) {
 static inline void gl_spin_found(gl_sched *S, gl_m *mp) {
     if (!mp->spinning) return;
     mp->spinning = 0;
+    GL_RACE();
     __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
     gl_m_set(mp, M_RUNNING);
     gl_wakep(S);
@@ -64,6 +65,7 @@ static inline void gl_tell_rest(gl_sched *S) {
 
 /* Sleep until somebody gives a P, or a locked G. */
 static void gl_park(gl_sched *S, gl_m *mp) {
+    GL_RACE();
     pthread_mutex_lock(&S->lock);
     if (gl_load_relaxed(&S->stopping)) { pthread_mutex_unlock(&S->lock); return; }
     mp->link = S->midle;
@@ -99,6 +101,7 @@ static int gl_wait_in_poller(gl_sched *S, gl_m *mp, int64_t until) {
     gl_fence_seq_cst();                         /* with gl_timer_set() */
     again = gl_timers_min(S);
     if (again < until) gl_store_relaxed(&S->poll_until, until = again);
+    GL_RACE();
     now = gl_now_ns();
     n = gl_load_acquire(&S->stopping) ? 0
         : S->poll(mp, until == GL_NEVER ? -1 : until <= now ? 0 : until - now);
@@ -152,6 +155,7 @@ static int gl_search(gl_sched *S, gl_m *mp, gl_g **out, int *n_events) {
 static int gl_spin_end(gl_sched *S, gl_m *mp) {
     if (!mp->spinning) return 0;
     mp->spinning = 0;
+    GL_RACE();
     __atomic_fetch_sub(&S->nmspinning, 1, __ATOMIC_SEQ_CST);
     gl_m_set(mp, M_RUNNING);
     gl_fence_seq_cst();                         /* with gl_inject() and gl_ready() */

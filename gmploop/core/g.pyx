@@ -37,7 +37,7 @@ cdef extern from "Python.h":
 cdef extern from "atomics.h" nogil:
     void *gl_exchange_acq_rel(PyObject **, PyObject *)
     PyObject *load_head "gl_load_relaxed"(PyObject **)
-    int cas_ptr "__sync_bool_compare_and_swap"(PyObject **, PyObject *, PyObject *)
+    int cas_ptr "gl_cas_ptr"(PyObject **, PyObject *, PyObject *)
 
 
 cdef extern from *:

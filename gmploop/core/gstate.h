@@ -50,10 +50,10 @@ static inline int gl_g_cas(int *state, int from, int to) {
 }
 
 /* The owner has seen the notification (it drains the inbox next): the state itself stays. */
-static inline void gl_g_clear_notified(int *state) { __atomic_fetch_and(state, ~G_NOTIFIED, __ATOMIC_ACQ_REL); }
+static inline void gl_g_clear_notified(int *state) { gl_fetch_and_acq_rel(state, ~G_NOTIFIED); }
 
 static inline int gl_g_set(int *state, int to) {
-    int from = __atomic_exchange_n(state, to, __ATOMIC_ACQ_REL);
+    int from = gl_exchange_acq_rel(state, to);
     gl_g_check(from, to);
     return from;
 }
@@ -67,6 +67,7 @@ static inline int gl_g_notify(int *state) {
         if (s & G_NOTIFIED || s == G_RUNNABLE || s == G_DEAD) return 0;
         if (s == G_IDLE) { to = G_RUNNABLE; gl_g_check(s, to); }
         else to = s | G_NOTIFIED;
+        GL_RACE();
         if (__atomic_compare_exchange_n(state, &s, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
             return to == G_RUNNABLE;
     }

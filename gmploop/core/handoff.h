@@ -26,6 +26,7 @@ static void gl_handoff(gl_sched *S, gl_p *pp) {
     }
     gl_pidle_put(S, pp);
     pthread_mutex_unlock(&S->lock);
+    GL_RACE();
     if (gl_load_relaxed(&pp->next_ns) < gl_load_relaxed(&S->poll_until)) S->poll_break();
     else if (!gl_load_relaxed(&S->polling) && (gl_load_relaxed(&S->watchers) || gl_load_relaxed(&pp->next_ns) != GL_NEVER)) gl_wakep(S);
 }

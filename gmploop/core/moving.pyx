@@ -53,6 +53,7 @@ cdef extern from "atomics.h" nogil:
     void store_byte "gl_store_release"(unsigned char *, unsigned char)
     void store_flag "gl_store_release"(flag *, flag)
     uint32_t take_events "gl_exchange_acq_rel"(uint32_t *, uint32_t)
+    void store_owner "gl_store_release"(unsigned long *, unsigned long)
 
 cdef object CancelledError = asyncio.CancelledError
 
@@ -388,6 +389,11 @@ cdef class MovingCore(LoopCore):
         if w.mask & EV_LEVEL and w.poller is not None:
             w.poller.rearm(w)
         return 0
+
+    def _lend(self, unsigned long thread):
+        """By the thread that runs it, or that has it on loan, while its callback waits: now this thread, an identity,
+        may use the loop and all that belongs to it as if it ran it. For tests that drive a world from outside."""
+        store_owner(&self.w.owner, thread)
 
     # -- for everybody
 

@@ -32,11 +32,6 @@
 #define GL_RUNQ_CAP 256u        /* Go's; a power of two */
 #endif
 
-/* Stress builds put a random pause here: the places between two steps of a race. */
-#ifndef GL_RACE
-#define GL_RACE() ((void)0)
-#endif
-
 typedef struct {
     uint32_t head;                      /* consumers, CAS */
     uint32_t tail;                      /* owner */

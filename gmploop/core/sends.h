@@ -57,6 +57,7 @@ typedef struct {
 
 static inline int gl_out_step(gl_out *o, uint32_t gen, uint32_t from, uint32_t to) {
     uint32_t old = gen << 2 | from;
+    GL_RACE();
     return __atomic_compare_exchange_n(&o->state, &old, gen << 2 | to, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 

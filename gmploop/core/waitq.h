@@ -84,6 +84,7 @@ static inline int gl_wait_decide(int *state, int outcome, unsigned index) {
     int s = gl_load_acquire(state);
     do {
         if (s & W_OUTCOME) return 0;
+        GL_RACE();
     } while (!__atomic_compare_exchange_n(state, &s, s | outcome | (int)(index << W_INDEX_SHIFT), 0, __ATOMIC_ACQ_REL,
                                           __ATOMIC_ACQUIRE));
     return s & W_ARMED ? 2 : 1;

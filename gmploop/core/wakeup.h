@@ -16,6 +16,7 @@ static inline void gl_wakep(gl_sched *S) {
     int zero = 0;
     gl_p *pp;
     if (!gl_load_relaxed(&S->npidle) || gl_load_relaxed(&S->nmspinning)) return;
+    GL_RACE();
     if (!__atomic_compare_exchange_n(&S->nmspinning, &zero, 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) return;
     pthread_mutex_lock(&S->lock);
     pp = gl_pidle_get(S);

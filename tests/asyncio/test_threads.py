@@ -22,7 +22,7 @@ def on(loop, coro):
 
 def test_thread_safe_calls_are_neither_lost_nor_doubled_nor_reordered(loop_factory, in_thread):
     """Four loops, four producers each. Pauses let the loops go idle, so that each has to be woken again and again."""
-    loops, count = [loop_factory() for _ in range(4)], 5000
+    loops, count = [loop_factory() for _ in range(4)], 20_000
     received = {}
 
     def run(loop):
@@ -43,7 +43,7 @@ def test_thread_safe_calls_are_neither_lost_nor_doubled_nor_reordered(loop_facto
     def produce(loop, receive, producer):
         for number in range(count):
             loop.call_soon_threadsafe(receive, producer, number)
-            if number % 500 == producer:
+            if number % 1000 == producer:
                 time.sleep(0.002)
     for thread in [in_thread(run, loop) for loop in loops]:
         thread.join(50)
@@ -228,7 +228,7 @@ def test_a_future_of_another_loop_is_refused(loop_factory, in_thread):
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="all_tasks() could fail with several threads before Python 3.12")
 def test_listing_tasks_from_other_threads(loop_kind):
-    """Threads look at the tasks of a loop that makes and ends many."""
+    """Four threads look at the tasks of a loop that makes and ends 100,000."""
     output = child_output(loop_kind, """
         loop, over = new_loop(), threading.Event()
         failures = []
@@ -237,7 +237,7 @@ def test_listing_tasks_from_other_threads(loop_kind):
             await asyncio.sleep(0)
 
         async def main():
-            for _ in range(200):
+            for _ in range(1000):
                 await asyncio.gather(*(work() for _ in range(100)))
 
         def look():

@@ -140,8 +140,7 @@ class Runner:
     def check_class(self, module, cls, stock=None, exclusions={}):
         """Run the class and name what stock passes and this loop does not.
 
-        `stock` ({name: outcome}) spares the run of stock; `exclusions` maps `module.Class.test`, or what an error says,
-        to a reason.
+        `stock` ({name: outcome}) spares the run of stock; `exclusions` maps `module.Class.test` to a reason.
         """
         with self.slots:
             outcomes, loops = self.run_class(module, cls)
@@ -153,9 +152,9 @@ class Runner:
         want = sorted(n for n, what in stock.items() if what == "pass" and n.startswith(f"{module}.{cls}."))
         short = [n for n in want if outcomes.get(n, not_run).what != "pass"]
         for n in short if len(short) <= RETRY_UP_TO else ():
-            if n in outcomes and not excuse(n, outcomes[n], exclusions):
+            if n in outcomes and n not in exclusions:
                 self.retry(module, cls, outcomes, n)
-        short = [Short(n, outcomes.get(n, not_run), excuse(n, outcomes.get(n, not_run), exclusions)) for n in short
+        short = [Short(n, outcomes.get(n, not_run), exclusions.get(n, "")) for n in short
                  if outcomes.get(n, not_run).what != "pass"]
         return ClassReport(outcomes, short, loops)
 
@@ -170,12 +169,6 @@ class Runner:
         for pid in list(self.live):
             kill_group(pid)
         pool.shutdown(cancel_futures=True)
-
-
-def excuse(name, outcome, exclusions):
-    """Why the test may fail, or ""."""
-    said = (reason for text, reason in exclusions.items() if " " in text and text in outcome.why)
-    return exclusions.get(name) or next(said, "")
 
 
 def kill_group(pid):

@@ -1,13 +1,11 @@
 """Loops that are goroutines' worlds, and can be driven from outside as the loops of CPython's tests are.
 
 A loop named "gmploop:movable" stands for that. Such a loop is a world as go() makes it: whichever thread of the runtime
-takes it runs its turns. run_forever() in the test's thread lets it go and waits until it stops. In between it is held:
-one of its callbacks keeps it, having given its P away, and carries out what the test's thread asks of the loop, since
-only who runs a world may set timers in it and the like.
+takes it runs its turns. run_forever() in the test's thread lets it go and waits until it stops. In between one of its
+callbacks waits, having given its P away, and lends the world to the test's thread, which may use it so as one may use a
+loop that does not run: make tasks, set timers, write to its transports.
 """
 import asyncio
-import concurrent.futures
-import contextvars
 import os
 import queue
 import threading
@@ -20,69 +18,52 @@ PROCS = 2
 LOOK_UP_S = 0.01        # only the main thread runs signal handlers, and SIGCHLD wakes the thread that forked
 
 
-class Held:
-    """A method that is carried out where the world is held, if the caller is somewhere else."""
-
-    def __set_name__(self, owner, name):
-        self.name = name
-
-    def __get__(self, loop, owner=None):
-        if loop is None:
-            return self
-        method = getattr(super(MovableLoop, loop), self.name)
-        return method if loop.lives_here() else lambda *args, **options: loop.ask(method, args, options)
-
-
 class MovableLoop(world.World):
-    let_go = True               # it runs; else it is held
+    let_go = True               # it runs; else a callback of it waits
     _default_executor = property(lambda self: self._own_executor, lambda self, one: setattr(self, "_own_executor", one))
     _own_executor = None        # not that of all worlds: the tests shut down the one of their loop
-
-    def lives_here(self):
-        return self.let_go or asyncio._get_running_loop() is self
 
     # -- in the world
 
     def hold(self):
+        gmploop.blocking(self.wait)
+
+    def wait(self):
+        self._lend(self.driver)
         self.let_go = False
         self.held.set()
-        gmploop.blocking(self.obey)
-
-    def obey(self):
-        while (order := self.orders.get()) is not None:
-            method, args, options, answer = order
-            try:
-                answer.set_result(method(*args, **options))
-            except BaseException as exc:
-                answer.set_exception(exc)
-            del order, method, args, options, answer
+        self.go_on.get()
+        self._lend(threading.get_ident())
 
     async def _wind_up(self, root):
         """Unlike asyncio.run(), close() leaves tasks as they are."""
 
     # -- in the test's thread
 
-    def ask(self, method, args, options):
-        if method.__name__.startswith("call_"):
-            options.setdefault("context", contextvars.copy_context())
-        answer = concurrent.futures.Future()
-        self.orders.put((method, args, options, answer))
-        return answer.result()
+    def drive(self):
+        """The calling thread is the one that does, from now on."""
+        self._check_closed()
+        self._check_running()
+        self.driver = threading.get_ident()
+        self._lend(self.driver)
 
     def release(self):
         self.fatal = None
         self.held.clear()
         self.let_go = True
-        self.orders.put(None)
+        self.go_on.put(None)
 
     def run_forever(self):
-        self._check_closed()
-        self._check_running()
+        self.drive()
         self.release()
         while not self.held.wait(LOOK_UP_S):
             pass
         if self.fatal is not None:
             raise self.fatal
+
+    def run_until_complete(self, future):
+        self.drive()
+        return asyncio.BaseEventLoop.run_until_complete(self, future)
 
     def stop(self):
         """The callbacks that are ready now still run."""
@@ -106,11 +87,8 @@ class MovableLoop(world.World):
             self.handle.result()
             while not self.is_closed():
                 os.sched_yield()
-
-    run_until_complete = asyncio.BaseEventLoop.run_until_complete
-    call_soon, call_later, call_at = Held(), Held(), Held()
-    add_reader, remove_reader, add_writer, remove_writer = Held(), Held(), Held(), Held()
-    _add_reader, _remove_reader, _add_writer, _remove_writer = Held(), Held(), Held(), Held()
+            if self._own_executor is not None:
+                self._own_executor.shutdown(wait=False)
 
 
 def report_fatal(_, exc):
@@ -121,16 +99,16 @@ def report_fatal(_, exc):
 
 
 def new_event_loop():
-    ready = threading.Event()
+    held, driver = threading.Event(), threading.get_ident()
 
     async def root_of_a_movable_loop():
         loop = asyncio.get_running_loop()
-        loop.orders, loop.held = queue.SimpleQueue(), ready
+        loop.go_on, loop.held, loop.driver = queue.SimpleQueue(), held, driver
         loop.stopping, loop.fatal, loop.ended = False, None, loop.create_future()
-        loop.hold()
+        loop.call_soon(loop.hold)
         await loop.ended
     handle = gmploop.go(root_of_a_movable_loop)
-    ready.wait()
+    held.wait()
     loop = handle.get_loop()
     loop.handle = handle
     return loop

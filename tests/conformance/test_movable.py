@@ -1,7 +1,6 @@
 """CPython's own test_asyncio where each loop is a world that moves between threads: see movable.py.
 
-The short form: classes whose tests make their loops themselves and need no main thread, about a minute's worth.
-`run.py gmploop --movable` runs all.
+The short form: about a minute's worth. `run.py gmploop --movable` runs all.
 """
 from pathlib import Path
 
@@ -11,8 +10,10 @@ import foreign_suite
 from exclusions_cpython import MOVABLE
 
 CHILD = Path(__file__).with_name("child.py")
-SHORT = {"test_locks", "test_queues", "test_taskgroups", "test_timeouts", "test_waitfor", "test_staggered", "test_threads",
-         "test_buffered_proto", "test_server", "test_sock_lowlevel", "test_context", "test_eager_task_factory"}
+SHORT = set("""
+    test_locks test_queues test_taskgroups test_timeouts test_waitfor test_staggered test_threads test_buffered_proto
+    test_server test_sock_lowlevel test_context test_eager_task_factory test_events test_streams
+""".split())
 
 try:
     UNITS, missing = [u for u in foreign_suite.list_units(CHILD) if u[0] in SHORT], ""

@@ -355,7 +355,7 @@ def main(seconds=60.0, *names):
     end, rounds = time.monotonic() + float(seconds), 0
     while True:
         for scenario in chosen:
-            for procs in 2, 4:
+            for procs in 2, random.randrange(3, 9):
                 gmploop.run(asyncio.wait_for(scenario(), 120), procs=procs)
         rounds += 1
         if time.monotonic() > end:
