@@ -15,8 +15,8 @@ everything, tells the handle, and drops the scheduler's reference).
 """
 cimport cython
 import asyncio
-from cpython.object cimport PyObject, PyTypeObject
-from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_DECREF
 from gmploop.core.g cimport (
     G, gl_ring_len, gl_ring_pop, gl_ring_push, gl_g_notify, gl_load_acquire, G_NOTIFIED, gl_g_clear_notified)
 from gmploop.core.future cimport make_future
@@ -168,10 +168,11 @@ cdef class MovingCore(LoopCore):
     # -- the root coroutine, while nobody has asked for a task
 
     cdef int push_root(self) except -1:
-        """It is to be stepped. The entry is the world itself."""
-        self.parked = False
-        if gl_ring_push(&self.ready, <size_t><PyObject *>self | 3) < 0:
-            raise MemoryError()
+        """It is to be stepped. The entry is the world itself. Without memory the next turn tries again."""
+        self.parked = gl_ring_push(&self.ready, <size_t><PyObject *>self | 3) < 0
+        if self.parked:
+            take_flag(&self.woken, True)
+            gl_g_notify(&self.s.state)  # it runs: so there will be a next turn
         return 0
 
     cdef int wake_root(self, bint mine, bint next) except -1:
@@ -254,7 +255,7 @@ cdef class MovingCore(LoopCore):
             return self.push_root()
         if type(what) is Goroutine:
             self.waits_for, self.parked = what, True
-            return 0 if join_root(<Goroutine>what, self) else self.push_root()
+            return 0 if join_root(<Goroutine>what, self) > 0 else self.push_root()      # over; or asks again, for want of memory
         if (type(what) is Waiter or isinstance(what, Waiter)) and (<Waiter>what).may_arm(self):
             self.waits_for, self.parked = what, True
             return (<Waiter>what).arm_root()

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import socket
+import threading
 
 import pytest
+from gmploop import config
 from support import Recorder, bounded, reopened, turns, unix_pair
 
 from .test_poller import until
@@ -164,4 +166,36 @@ def test_a_transport_s_number_may_be_used_again_at_once(run, loop):
             await bounded(protocol.lost, 5)
             again_far.close()
             far.close()
+    run(main())
+
+
+@pytest.mark.skipif(config.gil_enabled(), reason="with the GIL a registration is told at once that its socket is gone")
+def test_a_socket_object_that_dies_in_another_thread_is_not_taken_for_one_at_its_address(run, loop):
+    """Its registration hears of that with a later turn; until then number and address may both be those of another socket."""
+    async def main():
+        for _ in range(10):
+            near, far = unix_pair()
+            await bounded(asyncio.gather(loop.sock_recv(near, 9), loop.sock_sendall(far, b"x")), 5)
+            fd, address = near.fileno(), id(near)
+            near.close()
+            far.close()
+            held, near = [near], None
+            dropper = threading.Thread(target=held.clear)
+            dropper.start()
+            dropper.join()
+            new, new_far = reopened(fd)
+            new.detach()
+            others = []
+            for _ in range(20000):              # the allocator gives the address again some time
+                new = socket.socket(fileno=fd)
+                if id(new) == address:
+                    break
+                new.detach()
+                others.append(new)
+            new.setblocking(False)
+            receiving = asyncio.ensure_future(loop.sock_recv(new, 9))
+            loop.call_soon(loop.call_soon, new_far.send, b"y")
+            assert await bounded(receiving, 5) == b"y"
+            new.close()
+            new_far.close()
     run(main())
