@@ -108,6 +108,23 @@ cdef int settle(MovingCore w, int status, PyObject *result, PyObject *raised) ex
     return r
 
 
+cdef int throw(MovingCore w, object on, object exc) except -1:
+    """What the root coroutine has yielded cannot be waited for: it hears of that."""
+    if getattr(on, "_asyncio_future_blocking", False):
+        on._asyncio_future_blocking = False     # it may be awaited again
+    w.current = <PyObject *>w
+    try:
+        what = w.coro.throw(exc)
+    except StopIteration as stop:
+        return w.end_root(DONE, stop.value)
+    except BaseException as failed:
+        return w.root_failed(failed)
+    finally:
+        w.current = NULL
+    Py_INCREF(what)
+    return w.root_stepped(PYGEN_NEXT, <PyObject *>what, NULL)
+
+
 cdef int let_go(MovingCore w) except -1:
     if w.watches:
         (<SharedPoller>w.poller).close_watches_of(w)
@@ -259,7 +276,10 @@ cdef class MovingCore(LoopCore):
         if (type(what) is Waiter or isinstance(what, Waiter)) and (<Waiter>what).may_arm(self):
             self.waits_for, self.parked = what, True
             return (<Waiter>what).arm_root()
-        self.show_root()
+        try:
+            self.show_root()
+        except MemoryError as exc:
+            return throw(self, what, exc)
         return self.root().suspend(result)
 
     cdef int root_failed(self, object exc) except -1:
@@ -281,7 +301,7 @@ cdef class MovingCore(LoopCore):
             return 0
         t = make_unqueued(self, self.coro, self.context, name_of(self.handle))
         cdef RootJoin joined
-        waits_for, self.waits_for = self.waits_for, None
+        waits_for = self.waits_for
         if type(waits_for) is Goroutine:
             joined = RootJoin.__new__(RootJoin)
             joined.on, joined.request = <Goroutine>waits_for, Request()
@@ -289,7 +309,12 @@ cdef class MovingCore(LoopCore):
         if waits_for is not None:
             Py_INCREF(waits_for)
             t.fut_waiter = <PyObject *>waits_for
-        t.enlist()
+        try:
+            t.enlist()
+        except MemoryError:
+            t._log_destroy_pending = False      # nobody has seen it
+            raise
+        self.waits_for = None
         return self.adopt(t)
 
     cdef int adopt(self, Task t) except -1:

@@ -171,6 +171,22 @@ cdef inline object factory_of(LoopCore loop):
     return None
 
 
+cdef int own_closed(LoopCore loop) except -1:
+    """Make this thread the owner of a loop that is closed, or about to be: once its last M has left it, and whoever drops
+    what was posted too late."""
+    cdef bint mine = False
+    while not mine:
+        gl_lock(&loop.w.lock)
+        mine = owner_acquire(&loop.w.owner) == 0          # a goroutine's last M sets that without the lock
+        if mine:
+            gl_store_relaxed(&loop.w.owner, gl_thread_ident())
+        gl_unlock(&loop.w.lock)
+        if not mine:
+            with nogil:
+                usleep(50)
+    return 0
+
+
 cdef class LoopCore(G):
     def __cinit__(self):
         self.closed = True              # until _open(): __del__ of a loop whose constructor failed has nothing to close
@@ -300,7 +316,7 @@ cdef class LoopCore(G):
 
     def _close_core(self):
         """Drop what is queued, let the poller go, and cut the cycles that only the collector would find."""
-        self.own()
+        own_closed(self)
         try:
             gl_fence_seq_cst()      # _closed is set: who posts after this look at the inbox sees that (purge())
             self.drop_queues()
@@ -317,16 +333,7 @@ cdef class LoopCore(G):
 
     cdef int purge(self) except -1:
         """By who has posted and finds it closed now: close() empties the inbox, perhaps before the post."""
-        cdef bint mine = False
-        while not mine:
-            gl_lock(&self.w.lock)
-            mine = owner_acquire(&self.w.owner) == 0      # a goroutine's last M sets that without the lock
-            if mine:
-                gl_store_relaxed(&self.w.owner, gl_thread_ident())
-            gl_unlock(&self.w.lock)
-            if not mine:
-                with nogil:
-                    usleep(50)
+        own_closed(self)
         self.drop_queues()
         return self.disown()
 
