@@ -1,6 +1,7 @@
 """What is logged of a callback that goes on for long: by sysmon's wish, by a thread of its own, while it goes on."""
 
 import asyncio
+import functools
 import os
 import threading
 import traceback
@@ -25,18 +26,18 @@ def debug_from_outside():
 
 
 def report(loop, frame, seconds):
-    """Log what a callback does that has run so long, if its loop or the one that its goroutine came from is in debug mode.
-    Returns when to ask again, in seconds, if it is too early; else None."""
+    """What logs what a callback does that has run so long, if its loop or the one that its goroutine came from is in debug
+    mode, else None; or, if it is too early, when to ask again, in seconds."""
     home = getattr(loop, "home", None)
     asks = loop if loop.get_debug() else home if home is not None and home.get_debug() else None
     if asks is None and not debug_from_outside():
         return None
     slow = (asks or loop).slow_callback_duration
     if seconds < slow and not stall_given():
-        return slow
+        return float(slow)
     stack = "".join(traceback.format_stack(frame))
-    logger.warning("A callback has run for %.3f seconds and goes on, in %s:\n%s", seconds, _who_runs(loop, frame), stack)
-    return None
+    return functools.partial(logger.warning, "A callback has run for %.3f seconds and goes on, in %s:\n%s", seconds,
+                             _who_runs(loop, frame), stack)
 
 
 def _who_runs(loop, frame):

@@ -155,8 +155,8 @@ static void gl_watch_loops(gl_sched *S, gl_watch *w, int64_t now, int64_t *deadl
             l->seen = beat;
             l->seen_ns = now;
             l->counted = 0;
-        } else if (!(beat & 1)) continue;
-        w->moved_ns = now;
+            w->moved_ns = now;
+        }
         if (!(beat & 1)) continue;
         gl_stall(S, w, (gl_turn){ NULL, l, beat }, now - l->seen_ns, &l->counted);
         if (!l->counted) next = l->seen_ns + w->stall_ns;
@@ -164,15 +164,20 @@ static void gl_watch_loops(gl_sched *S, gl_watch *w, int64_t now, int64_t *deadl
             if (l->offer.turn == beat) at = gl_load_relaxed(&l->offer.at_ns);
             if (at < GL_NEVER - now && l->seen_ns + at < next) next = l->seen_ns + at;
         }
+        if (next != GL_NEVER) w->moved_ns = now;        /* else all is said of it until it goes on */
         if (next > now && next < *deadline) *deadline = next;       /* what is overdue has to wait for who tells */
     }
     gl_unlock(&S->loops_lock);
 }
 
+/* Whether one runs, other than those of which all is said. */
 static int gl_loops_run(gl_sched *S) {
     gl_watched *l;
     gl_lock(&S->loops_lock);
-    for (l = S->loops; l && !(gl_load_relaxed(&l->beat) & 1); l = l->next) ;
+    for (l = S->loops; l; l = l->next) {
+        uint32_t beat = gl_load_relaxed(&l->beat);
+        if (beat & 1 && !(beat == l->seen && l->counted)) break;
+    }
     gl_unlock(&S->loops_lock);
     return l != NULL;
 }

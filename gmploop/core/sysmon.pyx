@@ -127,6 +127,7 @@ cdef extern from *:
         gl_loops(1);
         if ((l = gl_find_loop(t))) gl_store_relaxed(&l->offer.at_ns, at_ns);
         gl_loops(0);
+        gl_note_wake(&gl_sched_watched->sysmon);        /* it may have gone to sleep: all seemed said */
     }
     /* The loop whose turn that is, a new reference, and its thread; NULL when it is over. */
     static PyObject *gl_loop_of(const gl_turn *t, unsigned long *ident) {
@@ -176,7 +177,8 @@ cdef tuple duties = None
 
 def configure(on_stall):
     """Set what is called with (loop, frame, seconds) when a callback goes on for long, if anybody wants to be told; it
-    returns None, or after how many seconds to ask again. By a thread of its own."""
+    returns None, or after how many seconds to ask again, as a float, or what tells, if the callback still goes on then. By
+    a thread of its own."""
     global tell_stall
     tell_stall = on_stall
 
@@ -259,9 +261,13 @@ cdef void tell(gl_turn *turn, int64_t since_ns) noexcept with gil:
         frame = sys._current_frames().get(ident)
         if frame is None or not gl_same_turn(turn):
             return
-        seconds = tell_stall(loop, frame, (gl_now_ns() - since_ns) * 1e-9)
-        if seconds is not None and gl_same_turn(turn):
-            gl_tell_later(turn, <long long>(min(<double>seconds, 1e9) * 1e9))
+        tells = tell_stall(loop, frame, (gl_now_ns() - since_ns) * 1e-9)
+        if tells is None or not gl_same_turn(turn):     # else it would be told of the callback that came then
+            return
+        if type(tells) is float:
+            gl_tell_later(turn, <long long>(min(<double>tells, 1e9) * 1e9))
+        else:
+            tells()
     except BaseException:
         sys.excepthook(*sys.exc_info())
 

@@ -10,7 +10,8 @@
  * sysmon looks every `loop_nap_ns` while loops do something, and when none has for a while it sleeps. `unwatched` says so
  * to the loops, whose next poll wakes it, or starts its thread. No loop that runs stays unwatched: one that comes from a
  * wait has the order beat (odd), fence, read `unwatched`; sysmon has the order `unwatched`, fence, read the beats. One of
- * both sees the other.
+ * both sees the other. A loop whose stall is counted and told is left alone, too, until it polls (without a fence: so it
+ * might be the poll after that).
  */
 #ifndef GMPLOOP_WATCHED_H
 #define GMPLOOP_WATCHED_H

@@ -4,9 +4,9 @@ import os
 import pathlib
 import platform
 import subprocess
-import sys
 
 import pytest
+from gmploop import config
 
 pytestmark = [pytest.mark.timeout(60),
               pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the memory that is refused is glibc's"),
@@ -56,8 +56,9 @@ async def main():
     print(await asyncio.wait_for(go(pow, 2, 3), 10))
 gmploop.run(main(), procs=1)
 """)
-    assert done.stdout == "awake 3\n8\n", done.stderr
-    assert done.stderr.count("\nMemoryError") == 3
+    refused = done.stderr.count("\nMemoryError")
+    assert 1 <= refused <= 3                    # fewer if the time has come meanwhile
+    assert done.stdout == f"awake {refused}\n8\n", done.stderr
 
 
 def test_a_root_coroutine_that_is_woken_without_memory_is_stepped_later(short_of_memory):
@@ -121,7 +122,7 @@ gmploop.run(main(), procs=1)
     assert "MemoryError" in done.stderr
 
 
-@pytest.mark.skipif(sys.implementation.name != "cpython", reason="CPython's test module")
+@pytest.mark.skipif(not config.gil_enabled(), reason="CPython's hooks are not made for threads at once")
 def test_who_waits_for_a_goroutine_without_memory_gets_an_error_and_holds_no_lock(program):
     pytest.importorskip("_testcapi")
     done = program("""
