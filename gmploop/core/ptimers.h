@@ -11,8 +11,9 @@
 #include "transitions.h"
 
 /* Where the entry of a world stands, if it ever slept until a time. pp: the P in whose heap it is, or was; by the M that
- * runs the world. pos: its index there, -1 outside; under the tlock of that heap. Its memory stays where it is, since the
- * heap knows it, and goes after gl_timer_forget(). */
+ * runs the world. pos: its index there, -1 outside; under the tlock of that heap. Who sees -1 without the lock puts it into
+ * another heap without ever taking that lock: acquire, with the release of gl_timers_remove(). Its memory stays where it
+ * is, since the heap knows it, and goes after gl_timer_forget(). */
 typedef struct { gl_p *pp; ssize_t pos; } gl_place;
 
 static inline void gl_note_next(gl_p *pp) {     /* under tlock */
@@ -32,7 +33,7 @@ static inline int gl_timer_set(gl_sched *S, gl_p *pp, gl_g *gp, void **at, doubl
         *place = (gl_place){ NULL, -1 };
     }
     old = place->pp;
-    if (gl_load_relaxed(&place->pos) >= 0) {
+    if (gl_load_acquire(&place->pos) >= 0) {
         gl_lock(&old->tlock);
         if (place->pos >= 0) {
             if (old->timers.a[place->pos].when <= when) {     /* it looks by then: one look too early is cheap */

@@ -89,7 +89,7 @@ static inline int gl_timers_push(gl_timers *h, double when, void *item, ssize_t 
 static inline void *gl_timers_remove(gl_timers *h, size_t i) {
     gl_timers_head *head = gl_timers_head_of(h);
     gl_timer gone = h->a[i], last = h->a[--head->n];
-    gl_store_relaxed(gone.pos, -1);
+    gl_store_release(gone.pos, -1);
     if (i < head->n) {
         if (i > 0 && gl_timer_before(&last, &h->a[(i - 1) >> 2])) gl_timers_up(h, i, last);
         else gl_timers_down(h, i, last);
