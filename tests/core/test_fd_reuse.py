@@ -180,11 +180,21 @@ def test_a_socket_object_that_dies_in_another_thread_is_not_taken_for_one_at_its
             near.close()
             far.close()
             held, near = [near], None
-            dropper = threading.Thread(target=held.clear)
+            taken, dropped = threading.Event(), threading.Event()
+
+            def drops():
+                last = held[0]
+                taken.set()
+                dropped.wait(10)
+                del last
+            dropper = threading.Thread(target=drops)
             dropper.start()
+            taken.wait(10)
+            held.clear()
+            dropped.set()
             dropper.join()
-            new, new_far = reopened(fd)
-            new.detach()
+            mine, peer = sorted(unix_pair(), key=lambda sock: sock.fileno() != fd)
+            assert mine.detach() == fd
             others = []
             for _ in range(20000):              # the allocator gives the address again some time
                 new = socket.socket(fileno=fd)
@@ -192,10 +202,12 @@ def test_a_socket_object_that_dies_in_another_thread_is_not_taken_for_one_at_its
                     break
                 new.detach()
                 others.append(new)
+            else:
+                new = socket.socket(fileno=fd)
             new.setblocking(False)
-            receiving = asyncio.ensure_future(loop.sock_recv(new, 9))
-            loop.call_soon(loop.call_soon, new_far.send, b"y")
-            assert await bounded(receiving, 5) == b"y"
+            loop.call_soon(loop.call_soon, peer.send, b"y")
+            async with asyncio.timeout(5):
+                assert await loop.sock_recv(new, 9) == b"y"     # begins in this very step
             new.close()
-            new_far.close()
+            peer.close()
     run(main())
