@@ -387,6 +387,7 @@ gmploop.run(main())
 
 
 STALL = HEAD + """
+config.REST_MS = 20             # it is looked for three times, and telling takes a while
 import logging
 class Slow(logging.Handler):
     def filter(self, record):
