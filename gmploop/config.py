@@ -164,6 +164,22 @@ def batch_tunables() -> dict[str, int]:
             "entries": BATCH_ENTRIES, "min_ready": debug.get("batch_min_ready", BATCH_MIN_READY)}
 
 
+# -- turns of a loop
+
+# A wait that ended with TIMERS_MANY timers due is followed by none that ends sooner than this for a timer: a wake-up costs
+# as much as ten callbacks, and they are late by no more than that (asyncio's by up to a millisecond).
+TIMERS_APART_US = 200  # guessed; the kernel's own slack is 50 us
+TIMERS_MANY = 4  # guessed
+# Callbacks after which a long turn sends what waits, a power of 2: two thirds of a millisecond of small requests, before
+# the thread that looks sends each alone. sysmon, too, sees by it that the turn goes on.
+SENDS_EVERY = 64  # guessed
+
+
+def turn_tunables() -> dict[str, float]:
+    """What core.runtime takes, from the figures above."""
+    return {"apart_s": TIMERS_APART_US * 1e-6, "many": TIMERS_MANY, "sends_every": SENDS_EVERY}
+
+
 # -- io_uring
 
 URING_ENTRIES = 256  # operations of a loop's turn that one system call carries; guessed: a turn has 20 to 100
@@ -266,6 +282,7 @@ STALL_MS = 100  # a callback that runs so long is counted; told in debug mode, s
 NAP_MIN_NS = 20_000  # between two looks while something happens; Go's
 NAP_QUOTA_MS = 50  # at most, under however small a quota: a tenth of a second is what people notice; guessed
 WORLD_TLS_BYTES = 32 << 10  # what a goroutine's TLS connections read into: two records; each has such a buffer; guessed
+LOOP_NAP_MS = 10  # between two looks at loops with a thread of their own: a stall is seen a tenth late at most; guessed
 NAP_MAX_MS = 1  # between two looks while a P is busy: 10 ms (Go's) make the p99 beside a blocker 18 ms; measured
 
 
@@ -301,7 +318,7 @@ def resolve_procs(value: int | None = None) -> int:
 
 
 def sysmon_duties() -> dict[str, Any]:
-    """The times of sysmon's duties in ns (0: switched off), from the figures above and GMPLOOP_DEBUG.
+    """sysmon's duties, from the figures above and GMPLOOP_DEBUG: times in ns (0: switched off).
 
     Where a quota leaves less than one CPU, naps are longer, in inverse proportion to it: a look takes about 5 us, so that
     watching costs 0.5 % of what there is. Callbacks that block are then noticed so much later.
@@ -311,11 +328,13 @@ def sysmon_duties() -> dict[str, Any]:
     longer = max(1.0, 1 / usable_cpus_fraction())
     nap_ms = debug.get("nap_ms") or min(math.ceil(NAP_MAX_MS * longer), NAP_QUOTA_MS)
     nap_min_ns = NAP_MIN_NS if longer == 1 else nap_ms * ms
+    stall_ms = debug.get("stall_ms", STALL_MS)
+    loop_nap_ms = max(min(LOOP_NAP_MS, stall_ms / 10), nap_ms)
     return {"retake_ns": debug.get("retake_ms", RETAKE_MS) * ms, "poll_ns": debug.get("latepoll_ms", POLL_MS) * ms,
-            "queue_ns": debug.get("queue_ms", QUEUE_MS) * ms, "stall_ns": debug.get("stall_ms", STALL_MS) * ms,
-            "nap_min_ns": nap_min_ns, "nap_max_ns": nap_ms * ms,
+            "queue_ns": debug.get("queue_ms", QUEUE_MS) * ms, "stall_ns": stall_ms * ms, "stall_given": "stall_ms" in debug,
+            "nap_min_ns": nap_min_ns, "nap_max_ns": nap_ms * ms, "loop_nap_ns": int(loop_nap_ms * ms),
             "trace_ns": debug.get("schedtrace", 0) * ms, "observe": debug.get("preempt") == "observe",
-            "detail": debug.get("scheddetail", False)}
+            "detail": debug.get("scheddetail", False), "one_computing": not gil_enabled()}
 
 
 def usable_cpus(root: str = "/") -> int:

@@ -14,7 +14,7 @@ import sys
 import threading
 
 from gmploop import config, signals
-from gmploop.core import rest, sched, waiter
+from gmploop.core import rest, sched, sysmon, waiter
 from gmploop.core.goroutine import Goroutine, Join, RootJoin
 
 __all__ = ["DeadlockError"]
@@ -151,8 +151,8 @@ def find(main_loop):
         executors.append(main_loop._default_executor)
     if "gmploop.world" in sys.modules:
         executors.append(sys.modules["gmploop.world"]._executor)
-    if not _threads_are_ours(filter(None, executors)):
-        return True
+    if not _threads_are_ours(filter(None, executors)) or sysmon.telling():
+        return True                         # a stall is told: by a thread that may have had sysmon's name until now
     _show_roots()
     stuck = []
     for loop in [main_loop, *worlds] if main_loop is not None else worlds:

@@ -16,7 +16,7 @@ from asyncio.log import logger
 
 from gmploop import accepting, config, sharing, signals, tasks as own_tasks, transports
 from gmploop.core import (
-    accept, batch, datagram, fdwatch, handle, runtime, socket_writer, sockop, stream, transport)
+    accept, batch, datagram, fdwatch, handle, runtime, socket_writer, sockop, stream, sysmon, transport)
 
 __all__ = ["Loop"]
 
@@ -70,6 +70,17 @@ datagram.configure(transports.DatagramTransport)
 sockop.configure(ssl.SSLSocket, socket.socket)
 own_tasks.connect()
 runtime.configure(tasks, futures, _base_create_task, socket.socket, _NEVER_EAGER)
+runtime.set_tunables(**config.turn_tunables())
+runtime.watch_by(sysmon.watch_loops)
+
+
+def _report_stall(loop, frame, seconds):
+    from gmploop import stalls  # not before there is one
+
+    return stalls.report(loop, frame, seconds)
+
+
+sysmon.configure(_report_stall)
 
 
 def _fileno(fd):
@@ -116,6 +127,7 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, accepting.AcceptingLoop, run
     _files = None           # what gmploop.fs does its work with, once it was used
     _tls_buffer = None      # what TLS connections read into, once there is one
     _tls_buffer_size = None         # bytes; as much as asyncio reads at once
+    slow_callback_duration = 0.1    # seconds; asyncio's
 
     def __init__(self, *, poller="auto", debug=None, write_batching=None):
         poller = config.resolve_poller(poller)
@@ -143,11 +155,17 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, accepting.AcceptingLoop, run
             self._use_own_clock()
         elif name == "call_soon":
             self._use_own_call_soon()
+        elif name == "slow_callback_duration":
+            self._watch_for_stalls()
 
     def set_debug(self, enabled):
         super().set_debug(enabled)
         if enabled and self._debug_told is not None:
             self._debug_told(self.slow_callback_duration)
+        self._watch_for_stalls()
+
+    def _watch_for_stalls(self):
+        self._tell_stalls(sysmon.told_from(self.slow_callback_duration) if self._debug else 0)
 
     # -- running and closing
 
@@ -157,6 +175,9 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, accepting.AcceptingLoop, run
         self._check_running()
         if self._csock is not None and self._forked():
             self._remake_self_pipe()
+        if not sysmon.has_duties():
+            sysmon.set_duties(**config.sysmon_duties())
+        self._watch_for_stalls()
         wakeup = self._take_wakeup_fd()
         try:
             super().run_forever()

@@ -12,14 +12,12 @@ import os
 import signal
 import sys
 import threading
-import traceback
-import types
 import weakref
 from asyncio import coroutines, unix_events
 from asyncio.log import logger
 from concurrent.futures import ThreadPoolExecutor
 
-from gmploop import config, signals
+from gmploop import config, signals, stalls
 from gmploop.core import all_tasks, batch, m, moving, netpoll, sched, spawn, sysmon
 from gmploop.loop import Loop
 
@@ -211,56 +209,15 @@ def report_broken(error):
             handle.cancel()
 
 
-def report_stall(world, frame, seconds):
-    """Log what a goroutine's callback does that has run so long, if its loop or the one that it came from is in debug
-    mode. Returns when to ask again, in seconds, if it is too early; else None."""
-    home = world.home
-    asks = world if world.get_debug() else home if home is not None and home.get_debug() else None
-    if asks is None and not _debug_from_outside():
-        return None
-    slow = (asks or world).slow_callback_duration
-    if seconds < slow and "stall_ms" not in _debug_settings():
-        return slow
-    stack = "".join(traceback.format_stack(frame))
-    logger.warning("A callback has run for %.3f seconds and goes on, in goroutine %s:\n%s", seconds,
-                   _who_runs(world, frame), stack)
-    return None
-
-
-def _who_runs(world, frame):
-    """Names of the goroutine, of the task and of its coroutine, or of the function that is the callback."""
-    while frame.f_back is not None:
-        frame = frame.f_back
-    goroutine, task = world.goroutine, all_tasks.running_of(world)
-    if task is None:
-        task = asyncio.current_task(world)      # of another make, and from Python 3.14 on
-    text = repr(goroutine and goroutine.get_name())
-    if task is None or task is world:
-        return f"{text}, {frame.f_code.co_qualname}"
-    coro = task.get_coro()                      # of a plain function's goroutine: none of Python's
-    name = coro.__qualname__ if isinstance(coro, types.CoroutineType) else frame.f_code.co_qualname
-    return f"{text}, task {task.get_name()!r}, {name}"
-
-
-def _debug_settings():
-    return config.parse_debug(os.environ.get("GMPLOOP_DEBUG", ""))
-
-
-def _debug_from_outside():
-    """Whether the environment asks for debug mode."""
-    return coroutines._is_debug_mode() or bool(config.resolve_debug())
-
-
 def _before_start(procs):
     """The first goroutine starts the runtime: hand the settings to the core."""
     n = config.resolve_procs(procs)
     signals.serve_goroutines()
     sched.set_tunables(**config.scheduler_tunables())
-    if _debug_settings().get("events"):
+    if config.parse_debug(os.environ.get("GMPLOOP_DEBUG", "")).get("events"):
         sched.record_events()
-    sysmon.set_duties(**config.sysmon_duties(), one_computing=not config.gil_enabled(),
-                      stall_given="stall_ms" in _debug_settings())
-    if _debug_from_outside():
+    sysmon.set_duties(**config.sysmon_duties())
+    if stalls.debug_from_outside():
         sysmon.tell_from(World.slow_callback_duration)
     if n > 1 and config.gil_enabled():
         logger.info("gmploop: %d procs; with the GIL they share one core for Python code", n)
@@ -280,6 +237,5 @@ moving.configure(report_fatal)
 spawn.configure(World)
 m.configure(_before_start)
 netpoll.configure(report_broken, _batch_writes)
-sysmon.configure(report_stall)
 Loop._debug_told = staticmethod(sysmon.tell_from)
 os.register_at_fork(after_in_child=_forget_executor)

@@ -6,7 +6,8 @@ Words
     moving  a G made by go(): whichever M takes it runs one turn of it. spawn.pyx, moving.pyx
     P       what an M must hold to run moving Gs: run queue, runnext, timer heap; as many as may run at once. scheduler.h
     M       a thread that runs moving Gs; made on demand, parked, reused. m.pyx
-    sysmon  the thread that watches, without P and GIL: retakes Ps, polls late, reports stalls. sysmon.h
+    sysmon  the thread that watches, without P and GIL: retakes Ps, polls late, reports stalls, of loops with a thread of
+            their own too. sysmon.h, watched.h
     rest    of all Ms: none runs, looks for work, or waits for a time or an event; who is told, and when. rest.pyx
     post    a handle, or a watch with events, handed to a G from outside: inbox, then notify. g.pyx
     watch   the registration of one fd for one owner. poller.pyx

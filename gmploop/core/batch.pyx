@@ -20,7 +20,7 @@ is cheaper. Where no ring is to be had nothing waits from then on.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free, calloc
 from libc.string cimport memset
 from libc.errno cimport EACCES, EINVAL, ENOMEM, ENOSYS, EPERM
 import atexit
@@ -323,55 +323,51 @@ cdef class SendBatch:
 
 # -- worlds that move
 
-# Rings for their Ms, as many as have flushed at the same time; those in use are not here. Under rings_lock.
-cdef gl_uring *rings = NULL
-cdef size_t rings_free = 0, rings_room = 0
+# Rings for their Ms, as many as have flushed at the same time. None is freed: a child of fork() finds those in use, too.
+cdef struct lent_ring:
+    gl_uring r                  # by who has taken it
+    bint taken                  # under rings_lock, as the next
+    lent_ring *next
+
+cdef lent_ring *rings = NULL
 cdef gl_spinlock rings_lock
 
 
-cdef gl_uring take_ring() except *:
-    """A ring of nobody's, or a new one; its fd is -1 if none can be had."""
-    cdef gl_uring r
-    global rings_free
-    r.fd = -1
+cdef lent_ring *take_ring() except? NULL:
+    """A ring of nobody's, or a new one; its fd is -1 if none can be had. NULL without memory."""
+    cdef lent_ring *at
+    global rings
     gl_lock(&rings_lock)
-    if rings_free:
-        rings_free -= 1
-        r = rings[rings_free]
+    at = rings
+    while at != NULL and at.taken:
+        at = at.next
+    if at == NULL:
+        at = <lent_ring *>calloc(1, sizeof(lent_ring))
+        if at != NULL:
+            at.r.fd = -1
+            at.next, rings = rings, at
+    if at != NULL:
+        at.taken = True
     gl_unlock(&rings_lock)
-    if r.fd < 0:
-        open_ring(&r)
-    return r
+    if at != NULL and at.r.fd < 0:
+        open_ring(&at.r)
+    return at
 
 
-cdef int give_ring(gl_uring *r) except -1:
-    cdef bint kept = False
-    cdef gl_uring *more
-    global rings, rings_free, rings_room
-    if r.fd < 0:
-        return 0
+cdef int give_ring(lent_ring *at) except -1:
     gl_lock(&rings_lock)
-    if rings_free == rings_room:
-        more = <gl_uring *>realloc(rings, (rings_room + 8) * sizeof(gl_uring))
-        if more != NULL:
-            rings, rings_room = more, rings_room + 8
-    if rings_free < rings_room:
-        rings[rings_free] = r[0]
-        rings_free += 1
-        kept = True
+    at.taken = False
     gl_unlock(&rings_lock)
-    if not kept:
-        gl_uring_free(r)
     return 0
 
 
 def close_rings():
-    """Let go of the rings that nobody uses: in a child of fork(), where they are the parent's."""
-    global rings_free
+    """Let go of all rings: in a child of fork(), where they are the parent's."""
+    cdef lent_ring *at = rings
     gl_unlock(&rings_lock)                  # a thread that is not in this process may have held it
-    while rings_free:
-        rings_free -= 1
-        gl_uring_free(&rings[rings_free])
+    while at != NULL:
+        gl_uring_free(&at.r)
+        at.taken, at = False, at.next
 
 
 os.register_at_fork(after_in_child=close_rings)
@@ -379,16 +375,26 @@ os.register_at_fork(after_in_child=close_rings)
 
 def rings_to_be_had():
     """Whether there is a ring for worlds that move; where not, nothing of theirs is to wait."""
-    cdef gl_uring r = take_ring()
-    give_ring(&r)
-    return r.fd >= 0
+    cdef lent_ring *at = take_ring()
+    cdef bint there
+    if at == NULL:
+        raise MemoryError()
+    there = at.r.fd >= 0
+    give_ring(at)
+    return there
 
 
 def open_rings():
     """The descriptors of the rings that nobody uses at this moment."""
+    cdef lent_ring *at
+    fds = []
     gl_lock(&rings_lock)
-    fds = [rings[i].fd for i in range(rings_free)]
+    at = rings
     gl_unlock(&rings_lock)
+    while at != NULL:                       # what is in the list stays there
+        if not at.taken and at.r.fd >= 0:
+            fds.append(at.r.fd)
+        at = at.next
     return fds
 
 
@@ -430,25 +436,27 @@ cdef class SharedBatch:
     cdef int flush(self) except -1:
         """Send what waits, now, and tell the worlds whose data the kernel has not taken."""
         cdef uint32_t n, i
-        cdef gl_uring r
+        cdef lent_ring *ring = NULL
+        cdef gl_uring none
         cdef object failed = None
         if self.fork_gen != fork_generation():
             return 0                        # it is the parent's
-        r.fd = -1
+        none.fd = -1
         if self.b.n > 1:
-            r = take_ring()
+            ring = take_ring()
         n = gl_writes_take(&self.b, &self.now, &self.room)
         self.waiting, self.sending = self.sending, self.waiting
         with nogil:
-            if gl_sends_do(&r, self.now, n) < 0:
-                gl_uring_free(&r)
+            if gl_sends_do(&ring.r if ring != NULL else &none, self.now, n) < 0 and ring != NULL:
+                gl_uring_free(&ring.r)
+        if ring != NULL:
+            give_ring(ring)                 # before others are told: one of them may fork
         for i in range(n):
             try:
                 self.settle(i)
             except BaseException as exc:    # the others are told all the same
                 failed = exc if failed is None else failed
         self.sending.clear()
-        give_ring(&r)
         if failed is not None:
             raise failed
         return 0

@@ -17,6 +17,7 @@ cdef class FdWatch(Watch):
     cdef bint hangup
     cdef bint stream                # of a stream socket: a short read means that there is no more
     cdef int update(self) except -1
+    cdef bint is_of(self, G g, object sock) except -1
     cdef bint socket_closed(self) except -1
     cdef int settle(self) except -1
     cdef int tell(self, list futures) except -1

@@ -6,7 +6,8 @@ FdWatch is one fd's registration for both.
 - The sock_*() calls leave the fd registered, edge-triggered, between calls, so that the usual call costs no epoll_ctl.
   The registration is bound to the identity of the socket object: another socket object with the same number (the first
   was closed and the number given out again) gets a registration of its own. The identity is a raw pointer that a weak
-  reference resets when the socket object dies, so that it can never match a new object at the same address.
+  reference resets when the socket object dies, so that it does not match a new object at the same address. Without a GIL
+  the object may die in another thread, and the reset come later: there the weak reference is asked as well.
 """
 cimport cython
 from cpython.object cimport PyObject
@@ -60,6 +61,12 @@ cdef class FdWatch(Watch):
 
     cdef bint is_ended(self):
         return False
+
+    cdef bint is_of(self, G g, object sock) except -1:
+        """Whether it is the registration that this world has for this very socket object."""
+        if <PyObject *>self.g != <PyObject *>g or self.sock != <PyObject *>sock:
+            return False
+        return not GL_FREE_THREADED or self.sock_ref() is sock
 
     cdef int update(self) except -1:
         """Make the registration fit what is waited for; leave the poller when that is nothing."""
@@ -154,8 +161,8 @@ cdef class FdWatch(Watch):
 cdef FdWatch plain_watch(G g, Poller poller, int fd, bint make):
     """The fd's FdWatch, made if asked for. A transport that still uses the fd is refused by the caller."""
     cdef Watch w = poller.lookup(fd)
-    if isinstance(w, FdWatch) and not (make and (<FdWatch>w).socket_closed()):
-        return <FdWatch>w
+    if isinstance(w, FdWatch) and <PyObject *>w.g == <PyObject *>g and not (make and (<FdWatch>w).socket_closed()):
+        return <FdWatch>w           # another world's has lost the number, unknown to it
     return FdWatch(g, poller, fd) if make else None
 
 

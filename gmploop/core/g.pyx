@@ -18,7 +18,7 @@ The collector: handles are not tracked by it, so a world's traverse visits what 
 behalf. That is sound although somebody else may hold the handle too: a handle in an unreachable world never runs.
 """
 cimport cython
-from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF, PyTypeObject
+from cpython.ref cimport Py_INCREF, Py_DECREF, PyTypeObject
 from cpython.object cimport PyObject
 from gmploop.core.handle cimport (
     make_handle, CANCELLED, THREADSAFE, RUNNING, EVENT, GL_FREE_THREADED, gl_world_mine, gl_thread_ident, cancel_waits,
@@ -249,6 +249,8 @@ cdef class G:
     cdef int take_due(self, double now) except -1:
         """Move the timers whose deadline has come to the ready ring, in the order of their deadlines."""
         while gl_timers_len(&self.w.timers) and self.w.timers.a[0].when <= now:
+            if gl_ring_reserve(&self.ready, 1) < 0:
+                raise MemoryError()             # it is still there the next time
             self.push_entry(<size_t>gl_timers_remove(&self.w.timers, 0))
         return 0
 

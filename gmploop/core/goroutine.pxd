@@ -34,7 +34,7 @@ cdef str name_of(Goroutine handle)
 cdef Named named(object maker, str name)
 cdef int finish(Goroutine handle, int status, object value) except -1
 cdef bint wait(Goroutine handle, object entry) except -1
-cdef bint join_root(Goroutine handle, G w) except -1
+cdef int join_root(Goroutine handle, G w) noexcept
 cdef object join(Goroutine handle)
 
 cdef class Request:

@@ -103,15 +103,17 @@ cdef bint wait(Goroutine handle, object entry) except -1:
     cdef bint waits
     cdef list made = [entry]
     gl_fate_lock(&handle.fate)
-    waits = gl_fate_status(&handle.fate) == PENDING
-    if waits:
-        if type(handle.held) is list:
-            (<list>handle.held).append(entry)
-        else:
-            if handle.held is not None:
-                made.insert(0, handle.held)
-            handle.held = made
-    gl_fate_unlock(&handle.fate)
+    try:
+        waits = gl_fate_status(&handle.fate) == PENDING
+        if waits:
+            if type(handle.held) is list:
+                (<list>handle.held).append(entry)
+            else:
+                if handle.held is not None:
+                    made.insert(0, handle.held)
+                handle.held = made
+    finally:
+        gl_fate_unlock(&handle.fate)            # without memory, too
     return waits
 
 
@@ -134,8 +136,8 @@ cdef bint forget(Goroutine handle, object entry) except -1:
     return at >= 0
 
 
-cdef bint join_root(Goroutine handle, G w) except -1:
-    """The same for the root coroutine of a world, which mostly is the only one."""
+cdef int join_root(Goroutine handle, G w) noexcept:
+    """The same for the root coroutine of a world, which mostly is the only one; -1: there is no memory for more."""
     cdef bint alone, over
     gl_fate_lock(&handle.fate)
     over = gl_fate_status(&handle.fate) != PENDING
@@ -143,7 +145,12 @@ cdef bint join_root(Goroutine handle, G w) except -1:
     if alone:
         handle.held = w
     gl_fate_unlock(&handle.fate)
-    return alone or (not over and wait(handle, w))
+    if alone or over:
+        return alone
+    try:
+        return wait(handle, w)
+    except MemoryError:
+        return -1
 
 
 cdef object join(Goroutine handle):
@@ -382,8 +389,12 @@ cdef class Join(Waiter):
             if is_of(self.on, <PyObject *>self.whom):
                 self.unpark()
                 raise RuntimeError("a goroutine cannot await itself")
-            if wait(self.on, self):
-                return self
+            try:
+                if wait(self.on, self):
+                    return self
+            except MemoryError:
+                self.unpark()
+                raise
             self.unpark()
         self.node.stage = ENDED
         return outcome(self.on)

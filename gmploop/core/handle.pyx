@@ -15,7 +15,7 @@ another thread's cancel() leaves the emptied handle where it is queued, and the 
 """
 cimport cython
 from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
-from cpython.object cimport PyObject, Py_LT, Py_LE, Py_EQ, Py_NE, Py_GT, Py_GE
+from cpython.object cimport PyObject, Py_LT, Py_LE, Py_EQ, Py_NE, Py_GT
 
 cdef extern from *:
     """

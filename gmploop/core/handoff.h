@@ -70,6 +70,7 @@ static inline void gl_give_to_locked(gl_m *mp, gl_g *gp) {
     gl_p *pp = mp->p;
     mp->p = NULL;
     owner->nextg = gp;
+    gl_p_set(pp, P_IDLE);                       /* in our hands */
     gl_give(owner, pp, 0);
     gl_note_wake(&owner->note);
 }

@@ -16,7 +16,6 @@ import asyncio
 import os
 import sys
 import threading
-from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.stdlib cimport calloc
 from gmploop.core.g cimport (
@@ -294,8 +293,18 @@ cdef int turn(gl_m *mp, gl_g *gp) except -1:
     return (<G>gl_obj(gp)).run_turn(mp)
 
 
+ctypedef int (*timer_setter)(gl_m *mp, gl_g *gp) noexcept
+
+
+cdef int set_timers(gl_m *mp, gl_g *gp) except -1:
+    return (<G>gl_obj(gp)).set_timers(mp.p)
+
+
 cdef int report(object exc) except -1:
-    sys.excepthook(type(exc), exc, exc.__traceback__)
+    try:
+        sys.excepthook(type(exc), exc, exc.__traceback__)
+    except BaseException:               # no memory for that, say: the thread and what it runs must go on
+        pass
     return 0
 
 
@@ -326,8 +335,9 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
             move_g(mp, G_BLOCKED, G_RUNNING)
         if r == TURN_DEAD:
             return bury(mp, gp)
-        if r == TURN_IDLE and gl_timers_len(&(<G>gl_obj(gp)).w.timers):
-            (<G>gl_obj(gp)).set_timers(mp.p)
+        if r == TURN_IDLE and gl_timers_len(&(<G>gl_obj(gp)).w.timers) and (<timer_setter>set_timers)(mp, gp) < 0:
+            r = TURN_MORE                   # it runs again and looks at the time itself, until there is memory
+            report(gl_take_exception())
         pp = gl_enter(mp)
         turns += 1
         if pp == NULL or r == TURN_IDLE or turns == TURNS or gl_runq_len(&pp.q) or load_size(&S.qsize):

@@ -15,8 +15,8 @@ everything, tells the handle, and drops the scheduler's reference).
 """
 cimport cython
 import asyncio
-from cpython.object cimport PyObject, PyTypeObject
-from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_DECREF
 from gmploop.core.g cimport (
     G, gl_ring_len, gl_ring_pop, gl_ring_push, gl_g_notify, gl_load_acquire, G_NOTIFIED, gl_g_clear_notified)
 from gmploop.core.future cimport make_future
@@ -109,6 +109,23 @@ cdef int settle(MovingCore w, int status, PyObject *result, PyObject *raised) ex
     return r
 
 
+cdef int throw(MovingCore w, object on, object exc) except -1:
+    """What the root coroutine has yielded cannot be waited for: it hears of that."""
+    if getattr(on, "_asyncio_future_blocking", False):
+        on._asyncio_future_blocking = False     # it may be awaited again
+    w.current = <PyObject *>w
+    try:
+        what = w.coro.throw(exc)
+    except StopIteration as stop:
+        return w.end_root(DONE, stop.value)
+    except BaseException as failed:
+        return w.root_failed(failed)
+    finally:
+        w.current = NULL
+    Py_INCREF(what)
+    return w.root_stepped(PYGEN_NEXT, <PyObject *>what, NULL)
+
+
 cdef int let_go(MovingCore w) except -1:
     if w.watches:
         (<SharedPoller>w.poller).close_watches_of(w)
@@ -169,10 +186,11 @@ cdef class MovingCore(LoopCore):
     # -- the root coroutine, while nobody has asked for a task
 
     cdef int push_root(self) except -1:
-        """It is to be stepped. The entry is the world itself."""
-        self.parked = False
-        if gl_ring_push(&self.ready, <size_t><PyObject *>self | 3) < 0:
-            raise MemoryError()
+        """It is to be stepped. The entry is the world itself. Without memory the next turn tries again."""
+        self.parked = gl_ring_push(&self.ready, <size_t><PyObject *>self | 3) < 0
+        if self.parked:
+            take_flag(&self.woken, True)
+            gl_g_notify(&self.s.state)  # it runs: so there will be a next turn
         return 0
 
     cdef int wake_root(self, bint mine, bint next) except -1:
@@ -255,11 +273,14 @@ cdef class MovingCore(LoopCore):
             return self.push_root()
         if type(what) is Goroutine:
             self.waits_for, self.parked = what, True
-            return 0 if join_root(<Goroutine>what, self) else self.push_root()
+            return 0 if join_root(<Goroutine>what, self) > 0 else self.push_root()      # over; or asks again, for want of memory
         if (type(what) is Waiter or isinstance(what, Waiter)) and (<Waiter>what).may_arm(self):
             self.waits_for, self.parked = what, True
             return (<Waiter>what).arm_root()
-        self.show_root()
+        try:
+            self.show_root()
+        except MemoryError as exc:
+            return throw(self, what, exc)
         return self.root().suspend(result)
 
     cdef int root_failed(self, object exc) except -1:
@@ -281,7 +302,7 @@ cdef class MovingCore(LoopCore):
             return 0
         t = make_unqueued(self, self.coro, self.context, name_of(self.handle))
         cdef RootJoin joined
-        waits_for, self.waits_for = self.waits_for, None
+        waits_for = self.waits_for
         if type(waits_for) is Goroutine:
             joined = RootJoin.__new__(RootJoin)
             joined.on, joined.request = <Goroutine>waits_for, Request()
@@ -289,7 +310,12 @@ cdef class MovingCore(LoopCore):
         if waits_for is not None:
             Py_INCREF(waits_for)
             t.fut_waiter = <PyObject *>waits_for
-        t.enlist()
+        try:
+            t.enlist()
+        except MemoryError:
+            t._log_destroy_pending = False      # nobody has seen it
+            raise
+        self.waits_for = None
         return self.adopt(t)
 
     cdef int adopt(self, Task t) except -1:

@@ -5,7 +5,8 @@ Who waits: one M, as the scheduler chooses (`polling`). Events are not dispatche
 watch's world (`posted` collects what has not been taken yet, so a watch stands there once), which wakes it. So all of a
 watch but `posted` belongs to the M that runs its world.
 What a world writes in a busy time waits in the SharedBatch of its M (batch.pyx).
-The table is guarded by `lock`. A watch that leaves it is dropped after the lock was let go: a finaliser may run then.
+The table is guarded by `lock`, and so is whether a watch is counted in `watchers`: it is while it has its place and the
+kernel looks for it, however its world ends. A watch that leaves it is dropped after the lock was let go: a finaliser may run then.
 """
 import sys
 from cpython.exc cimport PyErr_SetFromErrno
@@ -158,21 +159,35 @@ cdef class SharedPoller(Poller):
         """Put w in the fd's place; returns who was there, for the caller to drop."""
         cdef Watch old
         gl_lock(&self.lock)
-        while len(self.table) <= fd:
-            self.table.append(None)
+        try:
+            while len(self.table) <= fd:
+                self.table.append(None)
+        except MemoryError:
+            gl_unlock(&self.lock)
+            raise
         old = <Watch>self.table[fd]
         self.table[fd] = w
+        if old is not None:
+            self.count(old, False)
         if w is not None:
             self.next_gen += 1
             w.gen = self.next_gen
         gl_unlock(&self.lock)
         return old
 
+    cdef int count(self, Watch w, bint on) except -1:
+        """Under the lock."""
+        if w.counted != on:
+            w.counted = on
+            gl_count(&sched().watchers, 1 if on else -1)
+        return 0
+
     cdef bint owns(self, Watch w):
+        """By the M that runs its world. One that has lost its place has left."""
         if self.lookup(w.fd) is w:
             return True
-        if w.mask:
-            gl_count(&sched().watchers, -1)
+        if w.poller is self and w.g is not None:
+            w.g.watches -= 1
         if w.batch_at and not self.forked():
             gl_out_take(&w.shared_out)          # the number is another file's
         w.batch_at = 0
@@ -196,13 +211,14 @@ cdef class SharedPoller(Poller):
         if w.batch_at and self.take_back(w) == GL_PENDING and self.lookup(w.fd) is w:    # without a batch it had left
             send(w.fd, PyBytes_AS_STRING(w.out), PyBytes_GET_SIZE(w.out), MSG_NOSIGNAL | MSG_DONTWAIT)
         w.out = None
-        if self.owns(w):
-            if w.mask and not self.forked():
-                self.watch(w, 0)
-            gl_lock(&self.lock)
-            if PyList_GET_ITEM(<PyObject *>self.table, w.fd) == <PyObject *>w:
-                self.table[w.fd] = None     # our caller has a reference
-            gl_unlock(&self.lock)
+        if w.mask and not self.forked():
+            self.watch(w, 0)
+        if not self.owns(w):
+            return 0
+        gl_lock(&self.lock)
+        if PyList_GET_ITEM(<PyObject *>self.table, w.fd) == <PyObject *>w:
+            self.table[w.fd] = None         # our caller has a reference
+        gl_unlock(&self.lock)
         w.poller = None
         w.mask = 0
         w.g.watches -= 1
@@ -216,8 +232,6 @@ cdef class SharedPoller(Poller):
             raise RuntimeError("this world was running when the process forked: it goes on in the parent only")
         op = 0 if not mask else 2 if w.mask else 1
         self.control(w, op, mask)
-        if op != 2:
-            gl_count(&sched().watchers, 1 if op else -1)
         w.mask = mask
         return 0
 
@@ -233,6 +247,8 @@ cdef class SharedPoller(Poller):
         gl_lock(&self.lock)
         if w.fd < PyList_GET_SIZE(<PyObject *>self.table) and PyList_GET_ITEM(<PyObject *>self.table, w.fd) == <PyObject *>w:
             r = gl_net_control(&gl_the_net, op, w.fd, w.gen, mask & EV_KERNEL, mask & EV_LEVEL != 0)
+            if r >= 0:
+                self.count(w, op != 0)
         gl_unlock(&self.lock)
         if r < 0:
             PyErr_SetFromErrno(OSError)

@@ -38,6 +38,7 @@ cdef class Watch:
     cdef uint32_t mask          # what the poller watches for now; 0: not registered
     cdef uint32_t revents       # what has come and was not dispatched yet
     cdef uint32_t posted        # of a world that moves: events that were posted to it and not taken. Atomic
+    cdef bint counted           # of a world that moves: it is one of sched().watchers. Under the poller's lock
     cdef bint queued            # stands in the ready ring
     cdef bint rx_wanted         # the owner wants to receive by completions: Poller.receive()
     cdef unsigned char rx       # RX_*: the receive operation that the kernel has

@@ -5,7 +5,7 @@ The token of a registration is fd | generation << 32. The eventfd that wakes has
 it is never read: each write is a new edge, and its counter cannot fill up in the life of a machine.
 """
 from cpython.exc cimport PyErr_SetFromErrno, PyErr_CheckSignals
-from libc.errno cimport errno, EINTR, EEXIST, ENOENT, ENOSYS, EBADF
+from libc.errno cimport errno, EINTR, EEXIST, ENOENT, ENOSYS
 from libc.string cimport memset
 from gmploop.core.g cimport gl_ring_len
 from gmploop.core.handle cimport gl_lock, gl_unlock

@@ -1,5 +1,4 @@
-from gmploop.core.batch cimport gl_cqe, gl_sqe, gl_uring, uint64_t, int32_t
-from gmploop.core.handle cimport gl_spinlock
+from gmploop.core.batch cimport gl_cqe, gl_sqe, gl_uring, uint64_t
 from gmploop.core.poller cimport Watch, uint32_t, int64_t
 from gmploop.core.poller_epoll cimport EpollPoller
 

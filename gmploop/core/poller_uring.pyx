@@ -55,7 +55,7 @@ from gmploop.core import batch
 from gmploop.core.acceptor cimport Acceptor
 from gmploop.core.batch cimport (
     SEND_BIT, GL_OP_SEND, GL_SQE_SKIP_SUCCESS, gl_uring_free, gl_uring_queued, gl_uring_sqe, gl_uring_next)
-from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed, gl_lock, gl_unlock
+from gmploop.core.handle cimport gl_world_mine, gl_load_relaxed
 from gmploop.core.poller cimport Poller, EV_IN, RX_OFF, RX_ON, RX_STOPPING
 from gmploop.core.poller_epoll cimport MAX_EVENTS
 

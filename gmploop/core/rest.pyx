@@ -5,7 +5,7 @@ Who waits for goroutines asks to be told (want()), looks (progress()) and sleeps
 is not death: who could still wake a goroutine from outside, gmploop/deadlock.py finds out.
 """
 import sys
-from gmploop.core.g cimport gl_g, gl_load_acquire, G_IDLE
+from gmploop.core.g cimport gl_load_acquire, G_IDLE
 from gmploop.core.moving cimport MovingCore
 from cpython.object cimport PyObject
 from gmploop.core.handle cimport gl_spinlock, gl_lock, gl_unlock

@@ -2,14 +2,18 @@
  *
  * One word, since there are worlds by the million: 0, or the only entry, or, from the second on, a block of memory, which
  * stays until the ring is freed. Bit 2 tells a block: entries are pointers to objects, with tags in bits 0 and 1 only.
+ * So both must be multiples of 8: Python's allocator gives such addresses on every platform, malloc() where that is asserted.
  * In a block capacity is a power of two; `head` and `tail` run freely and are masked on access, so tail - head is the
  * length.
  */
 #ifndef GMPLOOP_RING_H
 #define GMPLOOP_RING_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+
+_Static_assert(_Alignof(max_align_t) >= 8, "bit 2 of what malloc() gives must be free");
 
 enum { GL_RING_BLOCK = 4, GL_RING_FIRST = 4 };
 
@@ -54,6 +58,9 @@ static inline int gl_ring_reserve(gl_ring *r, size_t n) {
 
 static inline int gl_ring_push(gl_ring *r, uintptr_t entry) {
     gl_ring_block *b = gl_ring_block_of(r);
+#ifdef GMPLOOP_DEBUG_STATES
+    if (entry & GL_RING_BLOCK) abort();
+#endif
     if (!r->word) {
         r->word = entry;
         return 0;

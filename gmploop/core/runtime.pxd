@@ -1,6 +1,7 @@
 from gmploop.core.g cimport G, gl_pool
 from gmploop.core.handle cimport TimerHandle, flag
 from gmploop.core.poller cimport Poller, Watch
+from gmploop.core.sched cimport gl_watched
 
 cdef class RestWatch:
     cdef object at_rest
@@ -20,6 +21,7 @@ cdef class OwnThread(Apart):
     cdef RestWatch rest                 # None but in gmploop.run()
     cdef dict task_kwargs               # {"loop": the loop}, made once; None when it is closed
     cdef unsigned long long polled_at   # gl_ticks() of the last poll
+    cdef gl_watched watched             # as sysmon sees the loop
 
 cdef class LoopCore(G):
     cdef readonly Poller poller

@@ -10,9 +10,8 @@ GL_TICKS_LITTLE (about 50 us) plus the callback that runs, and an event or a rea
 turn. The order in which callbacks run does not change.
 """
 cimport cython
-from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF, Py_DECREF
+from cpython.ref cimport Py_DECREF
 from libc.math cimport isinf, isnan, INFINITY
 from libc.stdlib cimport calloc, free
 from gmploop.core.handle cimport (
@@ -23,11 +22,10 @@ from gmploop.core.g cimport (
 from gmploop.core.future cimport make_future
 from gmploop.core.task cimport Task, make_task, run_task
 from gmploop.core.poller cimport Watch, uint32_t
-from gmploop.core.stream cimport SocketTransport
 from gmploop.core.sockop cimport (
     sock_op, OP_RECV, OP_RECV_INTO, OP_RECVFROM, OP_RECVFROM_INTO, OP_SENDALL, OP_SENDTO, OP_CALL_READ, OP_CALL_WRITE,
     OP_SENDALL_BY_CALL)
-from gmploop.core.sched cimport sched
+from gmploop.core.sched cimport sched, gl_sched, gl_beat, gl_watched_enter, gl_watched_leave
 
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
@@ -44,14 +42,18 @@ cdef extern from "atomics.h" nogil:
     unsigned long owner_acquire "gl_load_acquire"(unsigned long *)
     void gl_fence_seq_cst()
     flag load_flag "gl_load_relaxed"(flag *)
+    int load_int "gl_load_relaxed"(int *)
+    void store_int64 "gl_store_relaxed"(long long *, long long)
     PyObject *load_head "gl_load_relaxed"(PyObject **)
     void store_flag "gl_store_release"(flag *, flag)
 
 cdef double SOON_S = 1e-6           # a timer this near is looked for in the next turn; guessed
-# A wait that ended with MANY timers due is followed by none that ends sooner than this for a timer: a wake-up costs as
-# much as ten callbacks, and they are late by no more than that (asyncio's by up to a millisecond). Guessed; the kernel's
-# own slack is 50 us.
+cdef gl_sched *S = sched()
+
+# Tunables: config.py says what they are and where they come from.
 cdef double APART_S = 200e-6
+cdef size_t MANY = 4
+cdef size_t SENDS_MASK = 63         # SENDS_EVERY - 1
 
 cdef extern from *:
     """
@@ -71,9 +73,6 @@ cdef extern from *:
 cdef enum:
     MAX_SKIP = 61               # turns; Go's schedtick interval for looking at the global queue
     LOOKS = 3                   # at a run that may never go on; guessed
-    MANY = 4                    # timers: see APART_S; guessed
-    SENDS_EVERY = 64            # callbacks after which a long turn sends what waits, a power of 2: two thirds of a
-                                # millisecond of small requests, before the thread that looks sends each alone; guessed
     DAY_NS = 86400000000000     # asyncio's MAXIMUM_SELECT_TIMEOUT
 
 # Injected by gmploop.loop.
@@ -92,6 +91,21 @@ def configure(tasks_module, futures_module, create_task, plain_socket_type, str 
     base_create_task, socket_type = create_task, plain_socket_type
     never_eager = never_eager_name
     stock_task, stock_eager_factory = tasks_module.Task, getattr(tasks_module, "eager_task_factory", None)
+
+
+def set_tunables(*, double apart_s, size_t many, size_t sends_every):
+    """See config.py."""
+    global APART_S, MANY, SENDS_MASK
+    APART_S, MANY, SENDS_MASK = apart_s, many, sends_every - 1
+
+
+# Injected by gmploop.loop: called by a loop that finds that sysmon does not look at it.
+cdef object watch_loops = None
+
+
+def watch_by(fn):
+    global watch_loops
+    watch_loops = fn
 
 
 def keep_freed_memory(long trim_bytes, long mmap_bytes):
@@ -141,6 +155,8 @@ cdef class OwnThread(Apart):
         self.pool = <gl_pool *>calloc(1, sizeof(gl_pool))
 
     def __dealloc__(self):
+        if self.watched.ident:
+            gl_watched_leave(S, &self.watched)
         if self.pool != NULL:
             while self.pool.n:
                 self.pool.n -= 1
@@ -153,6 +169,22 @@ cdef inline object factory_of(LoopCore loop):
     if type(loop.apart) is OwnThread or type(loop.apart) is Apart:
         return (<Apart>loop.apart).task_factory
     return None
+
+
+cdef int own_closed(LoopCore loop) except -1:
+    """Make this thread the owner of a loop that is closed, or about to be: once its last M has left it, and whoever drops
+    what was posted too late."""
+    cdef bint mine = False
+    while not mine:
+        gl_lock(&loop.w.lock)
+        mine = owner_acquire(&loop.w.owner) == 0          # a goroutine's last M sets that without the lock
+        if mine:
+            gl_store_relaxed(&loop.w.owner, gl_thread_ident())
+        gl_unlock(&loop.w.lock)
+        if not mine:
+            with nogil:
+                usleep(50)
+    return 0
 
 
 cdef class LoopCore(G):
@@ -247,12 +279,14 @@ cdef class LoopCore(G):
         gl_g_set(&self.s.state, G_RUNNING)
         gl_fence_seq_cst()                              # as after a poll: the first look at the inbox stays behind it
         self.skip = self.skipped = self.empty_polls = 0
+        gl_watched_enter(S, &(<OwnThread>self.apart).watched, <PyObject *>self, gl_thread_ident(), <uint32_t>gl_ticks())
         return 0
 
     cdef int leave(self) except -1:
         try:
             self.poller.flush()
         finally:
+            gl_watched_leave(S, &(<OwnThread>self.apart).watched)
             if not gl_g_cas(&self.s.state, G_RUNNING, G_IDLE):
                 gl_g_set(&self.s.state, G_RUNNABLE)       # there is a post that no turn has seen
             self.disown()
@@ -282,7 +316,7 @@ cdef class LoopCore(G):
 
     def _close_core(self):
         """Drop what is queued, let the poller go, and cut the cycles that only the collector would find."""
-        self.own()
+        own_closed(self)
         try:
             gl_fence_seq_cst()      # _closed is set: who posts after this look at the inbox sees that (purge())
             self.drop_queues()
@@ -299,16 +333,7 @@ cdef class LoopCore(G):
 
     cdef int purge(self) except -1:
         """By who has posted and finds it closed now: close() empties the inbox, perhaps before the post."""
-        cdef bint mine = False
-        while not mine:
-            gl_lock(&self.w.lock)
-            mine = owner_acquire(&self.w.owner) == 0      # a goroutine's last M sets that without the lock
-            if mine:
-                gl_store_relaxed(&self.w.owner, gl_thread_ident())
-            gl_unlock(&self.w.lock)
-            if not mine:
-                with nogil:
-                    usleep(50)
+        own_closed(self)
         self.drop_queues()
         return self.disown()
 
@@ -332,6 +357,12 @@ cdef class LoopCore(G):
 
     def get_debug(self):
         return self.w.debug != 0
+
+    def _tell_stalls(self, long long from_ns):
+        """Have the loop told of callbacks that run so long, while they do (0: no longer). Of a loop with a thread of its
+        own; sysmon.tell_from() is for the others."""
+        if type(self.apart) is OwnThread:
+            store_int64(&(<OwnThread>self.apart).watched.tell_ns, from_ns)
 
     # -- clock
 
@@ -503,7 +534,8 @@ cdef class LoopCore(G):
                 h = <Handle><PyObject *>entry
                 Py_DECREF(h)
                 self.run_handle(h)
-            if n and not n & (SENDS_EVERY - 1):
+            if n and not n & SENDS_MASK:
+                gl_beat(&(<OwnThread>self.apart).watched, 2)
                 self.poller.flush()
         return 0
 
@@ -541,6 +573,8 @@ cdef class LoopCore(G):
             entry = gl_ring_pop(&self.ready)
             if entry == 0:
                 break
+            if type(self.apart) is OwnThread:
+                gl_beat(&(<OwnThread>self.apart).watched, 2)
             p = <PyObject *>(entry & ~<size_t>3)
             what = <object>p
             described = self._describe_entry(what)
@@ -588,18 +622,23 @@ cdef class LoopCore(G):
             gl_g_clear_notified(&self.s.state)
             self.drain_inbox()
         if delay_ns:
+            gl_beat(&own.watched, 1)
             try:
                 n = self.poller.poll(delay_ns) if not self.poller.broken_at else self.poller.poll_broken(delay_ns)
             finally:
                 gl_g_cas(&self.s.state, G_IDLE, G_RUNNABLE)
                 gl_g_set(&self.s.state, G_RUNNING)
-                gl_fence_seq_cst()          # with the poster's CAS on the inbox: it sees RUNNING, or we see its post
-                self.drain_inbox()
+                gl_beat(&own.watched, 1)
+                gl_fence_seq_cst()          # with the poster's CAS on the inbox: it sees RUNNING, or we see its post; and
+                self.drain_inbox()          # with sysmon's before it sleeps
             if unbounded and not self._stopping:
                 own.rest.waited(self, delay_ns)
         else:
+            gl_beat(&own.watched, 2)
             n = self.poller.poll(0) if not self.poller.broken_at else self.poller.poll_broken(0)
         own.polled_at = gl_ticks()
+        if load_int(&S.unwatched):
+            watch_loops()
         self.skipped = 0
         if n or delay_ns:
             self.skip = self.empty_polls = 0

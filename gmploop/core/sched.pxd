@@ -59,6 +59,14 @@ cdef extern from "scheduler.h" nogil:
     void gl_happened(gl_sched *, int, const void *, const gl_p *, const gl_m *)
     void gl_put_event(gl_sched *, int64_t, int, const void *, const gl_p *, const gl_m *)
     int64_t gl_event_time(gl_sched *)
+    ctypedef struct gl_watched:
+        void *loop
+        unsigned long ident
+        uint32_t beat
+        int64_t tell_ns
+    void gl_beat(gl_watched *, uint32_t)
+    void gl_watched_enter(gl_sched *, gl_watched *, void *, unsigned long, uint32_t)
+    void gl_watched_leave(gl_sched *, gl_watched *)
     ctypedef struct gl_batch:
         gl_g *first
         uint32_t n
@@ -78,6 +86,7 @@ cdef extern from "scheduler.h" nogil:
         int events_on
         gl_events *events[1]
         gl_note sysmon
+        int unwatched
         int (*poll)(gl_m *, int64_t) noexcept nogil
         void (*poll_break)() noexcept nogil
         int (*start_thread)(gl_m *) noexcept nogil

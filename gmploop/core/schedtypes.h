@@ -9,7 +9,7 @@
  *           M:  gl_m_legal below.
  *
  * Locks: `lock` guards idle lists, global queue, allp/allm, procs. A P's `tlock` guards its heap. No lock is taken
- * under tlock; tlock may be taken under lock. No Python object is touched under either.
+ * under tlock; tlock may be taken under lock. No Python object is touched under either. `loops_lock`: watched.h.
  */
 #ifndef GMPLOOP_SCHEDTYPES_H
 #define GMPLOOP_SCHEDTYPES_H
@@ -18,6 +18,7 @@
 #include "runq.h"
 #include "events.h"
 #include "timers.h"
+#include "watched.h"
 #include <limits.h>
 #include <string.h>
 
@@ -133,6 +134,9 @@ typedef struct gl_sched {
     gl_list all[GL_LISTS];              /* every G from go() to death */
     gl_note sysmon;
     int sysmon_parked;
+    gl_spinlock loops_lock;
+    gl_watched *loops;                  /* that threads of their own run. Under loops_lock */
+    int unwatched;                      /* nobody looks at them: the next poll of one changes that. Atomic */
     uint64_t handoffs, retakes, stalls, late_polls, parks, spins, m_made;
     uint32_t readied;                   /* as an M's, by threads that are none: some may be lost */
     int events_on;

@@ -1,6 +1,7 @@
 /* The scheduler: who runs which G, on what thread, and when a thread sleeps. Go's rules, without Python.
  *
  *   schedtypes.h     P, M, the scheduler: states, fields, locks
+ *   watched.h        loops that run on no P
  *   transitions.h    every change of state, and who looks in
  *   globalq.h        global queue, idle Ps
  *   wakeup.h         which M gets a P; when one is woken
@@ -65,6 +66,28 @@ static inline void gl_sched_init(gl_sched *S) {
     S->backlog_ns = 5000;
     S->dying_ns = 100000;
     S->slice = 16;
+    S->unwatched = 1;
+}
+
+/* The calling thread, `ident`, begins to run a loop of its own. */
+static inline void gl_watched_enter(gl_sched *S, gl_watched *l, void *loop, unsigned long ident, uint32_t beat) {
+    gl_lock(&S->loops_lock);
+    l->loop = loop;
+    l->ident = ident;
+    gl_store_relaxed(&l->beat, beat | 1);
+    l->next = S->loops;
+    S->loops = l;
+    gl_unlock(&S->loops_lock);
+}
+
+/* It ends that. In the child of a fork the list is empty. */
+static inline void gl_watched_leave(gl_sched *S, gl_watched *l) {
+    gl_watched **at;
+    gl_lock(&S->loops_lock);
+    for (at = &S->loops; *at && *at != l; at = &(*at)->next) ;
+    if (*at) *at = l->next;
+    l->ident = 0;
+    gl_unlock(&S->loops_lock);
 }
 
 /* In the child of a fork: the other threads are not there. What they had is left where it is. */

@@ -164,7 +164,7 @@ cdef class SockOp(Operation):
             if self.n < 0:
                 raise ValueError("negative buffersize in recv")
         cdef Watch w = self.poller.lookup(self.fd)
-        if w is not None and isinstance(w, FdWatch) and (<FdWatch>w).sock == <PyObject *>self.sock:
+        if w is not None and isinstance(w, FdWatch) and (<FdWatch>w).is_of(self.g, self.sock):
             self.w = <FdWatch>w
         return 0
 
@@ -287,11 +287,12 @@ cdef class SockOp(Operation):
             raise RuntimeError("Event loop is closed")
         if w is not None and not w.is_ended() and w.is_transport():
             raise RuntimeError(f"File descriptor {self.fd!r} is used by transport {w!r}")
-        if isinstance(w, FdWatch) and ((<FdWatch>w).mask & EV_LEVEL or (<FdWatch>w).sock == <PyObject *>self.sock):
+        if isinstance(w, FdWatch) and (<PyObject *>w.g == <PyObject *>self.g and w.mask & EV_LEVEL
+                                       or (<FdWatch>w).is_of(self.g, self.sock)):
             self.w = <FdWatch>w
         else:
             self.w = FdWatch(self.g, self.poller, self.fd)
-        if self.w.sock != <PyObject *>self.sock:
+        if not self.w.is_of(self.g, self.sock):
             self.w.sock_ref = weakref.ref(self.sock, self.w.forget_socket)
             self.w.sock = <PyObject *>self.sock
             # On Unix sockets a read ends behind a message with a descriptor: short, and yet there may be more.

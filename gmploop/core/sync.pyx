@@ -10,7 +10,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 from types import GenericAlias
 from gmploop.core.g cimport gl_ring_len, gl_ring_pop, gl_ring_at, gl_ring_free, gl_ring
-from gmploop.core.handle cimport gl_lock, gl_unlock, gl_ticks, load_flags
+from gmploop.core.handle cimport gl_lock, gl_unlock, load_flags
 from gmploop.core.shared cimport Shared, raise_closed, set_slots, visitproc
 from gmploop.core.wait cimport PARKED, ENDED, flush, gl_waiter_of, undo
 from gmploop.core.waiter cimport Waiter, operation, set_next

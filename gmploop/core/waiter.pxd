@@ -1,6 +1,6 @@
 from gmploop.core.g cimport G
 from gmploop.core.shared cimport Shared
-from gmploop.core.wait cimport Wait, Rare, loop_of, rare_of, NEW, PARKED, ENDED, BY_NOTHING, BY_TASK, BY_ROOT, BY_CALLBACK
+from gmploop.core.wait cimport Wait, loop_of, rare_of, NEW, PARKED, ENDED, BY_NOTHING, BY_TASK, BY_ROOT, BY_CALLBACK
 
 cdef class Waiter(Wait):
     cdef bint may_arm(self, G g) noexcept

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import socket
+import threading
 
 import pytest
+from gmploop import config
 from support import Recorder, bounded, reopened, turns, unix_pair
 
 from .test_poller import until
@@ -164,4 +166,48 @@ def test_a_transport_s_number_may_be_used_again_at_once(run, loop):
             await bounded(protocol.lost, 5)
             again_far.close()
             far.close()
+    run(main())
+
+
+@pytest.mark.skipif(config.gil_enabled(), reason="with the GIL a registration is told at once that its socket is gone")
+def test_a_socket_object_that_dies_in_another_thread_is_not_taken_for_one_at_its_address(run, loop):
+    """Its registration hears of that with a later turn; until then number and address may both be those of another socket."""
+    async def main():
+        for _ in range(10):
+            near, far = unix_pair()
+            await bounded(asyncio.gather(loop.sock_recv(near, 9), loop.sock_sendall(far, b"x")), 5)
+            fd, address = near.fileno(), id(near)
+            near.close()
+            far.close()
+            held, near = [near], None
+            taken, dropped = threading.Event(), threading.Event()
+
+            def drops():
+                last = held[0]
+                taken.set()
+                dropped.wait(10)
+                del last
+            dropper = threading.Thread(target=drops)
+            dropper.start()
+            taken.wait(10)
+            held.clear()
+            dropped.set()
+            dropper.join()
+            mine, peer = sorted(unix_pair(), key=lambda sock: sock.fileno() != fd)
+            assert mine.detach() == fd
+            others = []
+            for _ in range(20000):              # the allocator gives the address again some time
+                new = socket.socket(fileno=fd)
+                if id(new) == address:
+                    break
+                new.detach()
+                others.append(new)
+            else:
+                new = socket.socket(fileno=fd)
+            new.setblocking(False)
+            loop.call_soon(loop.call_soon, peer.send, b"y")
+            async with asyncio.timeout(5):
+                assert await loop.sock_recv(new, 9) == b"y"     # begins in this very step
+            new.close()
+            peer.close()
     run(main())

@@ -354,3 +354,39 @@ async def main():
 gmploop.run(main())
 """, GMPLOOP_DEBUG="batch_min_ready=0", GMPLOOP_WRITE_BATCHING="0")
     assert (done.stdout, done.stderr) == ("b'at once' 0 []\n", "")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_has_none_of_the_rings_also_not_of_those_in_use(waits):
+    assert waits("""
+import warnings
+warnings.simplefilter("ignore")
+over = threading.Event()
+async def writes():
+    near, far = pair()
+    transport, _ = await open_(near)
+    while not over.is_set():
+        transport.write(b"data")
+        far.recv(100)
+        await gmploop.yield_now()
+    transport.abort()
+def rings():
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")
+             or os.path.islink(f"/proc/self/fd/{fd}")]
+    return sum("io_uring" in link for link in links)
+def forks():
+    found = set()
+    for _ in range(40):
+        child = os.fork()
+        if not child:
+            os._exit(rings())
+        found.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    over.set()
+    return found
+async def main():
+    writing = [go(writes) for _ in range(8)]
+    found = await asyncio.to_thread(forks)
+    await asyncio.gather(*writing)
+    print(rings() > 0, found)
+gmploop.run(main(), procs=2)
+""", wait_us=1000) == "True {0}\n"

@@ -384,3 +384,32 @@ gmploop.run(main())
                    "task 'the selecting', waits in select for <Channel 'jobs' 0/0, 3 receiving, 0 sending> or <Channel 'results'",
                    "<Thread(the thread, started", "waits in acquire for <Mutex 'lock'", "in receives"):
         assert wanted in text
+
+
+STALL = HEAD + """
+config.REST_MS = 20             # it is looked for three times, and telling takes a while
+import logging
+class Slow(logging.Handler):
+    def filter(self, record):
+        return "has run for" in record.getMessage()
+    def emit(self, record):
+        time.sleep(0.3)
+        told()
+logging.getLogger("asyncio").addHandler(Slow())
+async def stalls():
+    time.sleep(0.3)
+async def main():
+    await go(stalls)
+    return await receives()
+try:
+    print(gmploop.run(main(), debug=True))
+except gmploop.DeadlockError:
+    print("deadlock")
+"""
+
+
+@pytest.mark.parametrize("does, ends", [("pass", "deadlock"), ("jobs.send_blocking('woken')", "woken")])
+def test_while_a_stall_is_told_nothing_is_certain_and_afterwards_it_is(program, does, ends):
+    """The thread that tells runs what others have written: that may wake somebody."""
+    done = program(STALL.replace("import logging", f"import logging\ndef told():\n    {does}", 1))
+    assert done.stdout == f"{ends}\n", done.stderr
