@@ -1,13 +1,14 @@
 """The poller's contract, as far as it shows through descriptors, sock_*() calls and transports."""
 
 import asyncio
-import functools
 import contextlib
 import errno
+import functools
 import os
 import resource
 import signal
 import socket
+import statistics
 import threading
 import time
 
@@ -363,6 +364,32 @@ def test_threads_run_beside_callbacks_that_are_all_c(loop):
     assert len(ran) == 1000 and time.monotonic() - began < 5
     thread.join()
     again.__setstate__((int, (), {}, {}))
+
+
+def test_threads_that_do_io_are_not_held_up_by_a_loop_that_never_sleeps(loop, run):
+    """Each time they want the GIL back they would wait for a switch interval, 5 ms. The best of several rounds counts."""
+    async def never_sleeps():
+        while True:
+            await asyncio.sleep(0)
+
+    async def median(fd):
+        took = []
+        for _ in range(50):
+            began = time.monotonic()
+            assert len(await loop.run_in_executor(None, os.pread, fd, 100, 0)) == 100
+            took.append(time.monotonic() - began)
+        return statistics.median(took)
+
+    async def main():
+        busy, best = asyncio.create_task(never_sleeps()), 1
+        with open(__file__, "rb") as file:
+            for _ in range(6):
+                if best >= 0.002:
+                    best = min(best, await median(file.fileno()))
+        busy.cancel()
+        await loop.shutdown_default_executor()
+        return best
+    assert run(main()) < 0.002
 
 
 def test_a_wake_that_comes_before_the_wait_counts(loop):

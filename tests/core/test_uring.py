@@ -576,6 +576,7 @@ def test_a_child_that_ends_in_order_leaves_its_parent_s_operations_alone():
     loop = gmploop.new_event_loop()
     server, client = loop.run_until_complete(start())
     for _ in range(3):
+        sys.stdout.flush()          # else the child, which ends in order, prints it too
         pid = os.fork()
         if not pid:
             gc.collect()

@@ -247,11 +247,11 @@ def test_two_that_wake_each_other_wake_nobody_else(run):
 
 
 def hold_natively():
-    hashlib.pbkdf2_hmac("sha256", b"x", b"y", 500_000)      # 0.1 s or more, without the GIL
+    hashlib.pbkdf2_hmac("sha256", b"x", b"y", 2_500_000)        # BLOCKED_S or more in one go, without the GIL
 
 
 def compute():
-    end = time.monotonic() + 0.1
+    end = time.monotonic() + BLOCKED_S
     while time.monotonic() < end:
         pass
 
@@ -279,8 +279,8 @@ def test_timers_of_a_p_whose_callback_does_not_return_are_run_by_others(run, hol
             await asyncio.gather(*sleepers)
             return in_time
         in_time = await go(busy)
-        assert len(late) == 100 and min(late) >= 0
-        return sorted(late)[50] if in_time == 100 else BLOCKED_S        # those after are late where a thread gets no core
+        assert in_time == 100 and 0 <= min(late) and max(late) < BOUND_S
+        return sorted(late)[50]         # those after are late where a thread gets no core
     procs = 1 if made_on == "its P" else 2
     try:
         assert best_of(lambda: run(main(), procs=procs), TIMER_LATE_S) < TIMER_LATE_S

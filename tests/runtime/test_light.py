@@ -109,16 +109,21 @@ def test_cancelling_reaches_the_goroutine_that_it_awaits_which_may_refuse(run):
     async def awaits(inner):
         return await inner
 
+    coros = []
+
+    def begin(function, *args):
+        coros.append(function(*args))
+        return coros[-1]
+
     async def main():
-        inner = go(stubborn)
-        outer = go(awaits, inner)
-        await until(inner.get_name)
-        await asyncio.sleep(0.01)
+        inner = go(begin, stubborn)
+        outer = go(begin, awaits, inner)
+        await until(lambda: [coro.cr_suspended for coro in coros] == [True] * 2)
         outer.cancel()
         assert await outer == "stayed"
-        inner = go(asyncio.sleep, 1000)
-        outer = go(awaits, inner)
-        await asyncio.sleep(0.01)
+        inner = go(begin, asyncio.sleep, 1000)
+        outer = go(begin, awaits, inner)
+        await until(lambda: [coro.cr_suspended for coro in coros[2:]] == [True] * 2)
         outer.cancel()
         with pytest.raises(asyncio.CancelledError):
             await outer
