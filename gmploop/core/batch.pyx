@@ -288,7 +288,8 @@ cdef class SendBatch:
         elif n:
             if self.r.fd < 0 or self.fork_gen != fork_generation():
                 self.open()
-            gl_sends_do(&self.r, self.now, n)       # waits for nothing: gil.h says why the GIL is kept
+            with nogil:
+                gl_sends_do(&self.r, self.now, n)
         return self.settle()
 
     cdef int open(self) except -1:
@@ -350,7 +351,11 @@ cdef lent_ring *take_ring() except? NULL:
         at.taken = True
     gl_unlock(&rings_lock)
     if at != NULL and at.r.fd < 0:
-        open_ring(&at.r)
+        try:
+            open_ring(&at.r)
+        except BaseException:           # of a logging handler
+            give_ring(at)
+            raise
     return at
 
 

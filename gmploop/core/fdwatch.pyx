@@ -66,7 +66,10 @@ cdef class FdWatch(Watch):
         """Whether it is the registration that this world has for this very socket object."""
         if <PyObject *>self.g != <PyObject *>g or self.sock != <PyObject *>sock:
             return False
-        return not GL_FREE_THREADED or self.sock_ref() is sock
+        if not GL_FREE_THREADED:
+            return True
+        ref = self.sock_ref             # forget_socket() may take it away meanwhile
+        return ref is not None and ref() is sock
 
     cdef int update(self) except -1:
         """Make the registration fit what is waited for; leave the poller when that is nothing."""

@@ -66,7 +66,7 @@ cdef class G:
     cdef int drain_inbox(self) except -1
     cdef int put_back(self, PyObject *taken) except -1
     cdef int take_due(self, double now) except -1
-    cdef int add_timer(self, TimerHandle h, double key) except -1
+    cdef int add_timer(self, TimerHandle h, double key) noexcept
     cdef int run_handle(self, Handle h) except -1
     cdef int callback_failed(self, Handle h, PyObject *cb, PyObject *args, PyObject *ctx) except -1
     cdef int drop_queues(self) except -1

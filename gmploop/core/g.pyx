@@ -237,8 +237,8 @@ cdef class G:
                 (<Handle>p).next, taken = taken, newer
         return 0
 
-    cdef int add_timer(self, TimerHandle h, double key) except -1:
-        """Into the heap. By the owner, or under w.lock."""
+    cdef int add_timer(self, TimerHandle h, double key) noexcept:
+        """Into the heap. By the owner, or under w.lock. -1 without memory."""
         h.w = &self.w
         Py_INCREF(h)
         if gl_timers_push(&self.w.timers, key, <PyObject *>h, &h.pos) < 0:

@@ -1,14 +1,9 @@
-/* Whether a poller's call gives up the GIL: one that waits does, one that only looks (delay 0) does not.
+/* Whether a poller that only looks (delay 0), in a loop that never sleeps, keeps the GIL for it. Otherwise it gives it up.
  *
- * What gives it up beside a thread that computes gets it back after that thread's slice, 5 ms: so turns that look without
- * waiting would be worth a slice each. Measured on 3.13 with the GIL, sleep(0) in a loop, at each look against never: alone
- * no difference (275 ns a turn); beside a computing thread 0.35 to 0.49 against 0.62 to 0.81 million turns a second, and
- * the thread got 80 to 85 % of what it had. A batch of 50 sends that keeps it: 8 to 14 against 14 to 17 thousand requests
- * a second beside such a thread.
- *
- * The interpreter hands the GIL over by itself where Python code runs. Callbacks that are all C never come there: so a look
- * gives it up, too, where the thread's last one that did is GL_KEEP_GIL_NS past. Without a GIL it is a matter of 15 ns, and
- * of nobody who stops the world having to wait.
+ * Another thread that wants the GIL gets it in the gap of such a look, if it happens to be awake by then; if it is not, it
+ * finds the GIL taken again, and waits anew: its request that the GIL be handed over comes when it has waited for 5 ms
+ * without a gap. Gaps all the time can so put it off for a second; no gaps at all cost it 5 ms each time it needs the GIL.
+ * So there are gaps for a while, in which most threads find theirs, and then none for longer than 5 ms.
  */
 #ifndef GMPLOOP_GIL_H
 #define GMPLOOP_GIL_H
@@ -17,21 +12,15 @@
 #include <stdint.h>
 #include <time.h>
 
-enum { GL_KEEP_GIL_NS = 50000000 };         /* ten slices; guessed */
+enum { GL_GIL_CYCLE_MS = 20, GL_GIL_KEPT_MS = 7 };      /* guessed; more than sys.getswitchinterval() and a bit */
 
-static inline int gl_gives_up_gil(long long delay_ns) {
+static inline int gl_look_keeps_gil(void) {
 #ifdef Py_GIL_DISABLED
-    (void)delay_ns;
-    return 1;
+    return 0;
 #else
-    static __thread int64_t given_up_ns;
     struct timespec t;
-    if (delay_ns) return 1;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    int64_t now_ns = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-    if (now_ns - given_up_ns < GL_KEEP_GIL_NS) return 0;
-    given_up_ns = now_ns;
-    return 1;
+    return ((int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000) % GL_GIL_CYCLE_MS < GL_GIL_KEPT_MS;
 #endif
 }
 

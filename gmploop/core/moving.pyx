@@ -38,7 +38,7 @@ cdef extern from "Python.h":
     int PyContext_Exit(object) except -1
     bint PyCoro_CheckExact(object)
     int PyIter_Send(PyObject *, PyObject *, PyObject **) noexcept
-    enum: PYGEN_NEXT, PYGEN_RETURN
+    enum: PYGEN_NEXT, PYGEN_RETURN, PYGEN_ERROR
 
 cdef extern from "raised.h":
     PyObject *gl_take_exception()
@@ -113,17 +113,22 @@ cdef int throw(MovingCore w, object on, object exc) except -1:
     """What the root coroutine has yielded cannot be waited for: it hears of that."""
     if getattr(on, "_asyncio_future_blocking", False):
         on._asyncio_future_blocking = False     # it may be awaited again
-    w.current = <PyObject *>w
+    cdef PyObject *raised = NULL
+    cdef int status = PYGEN_NEXT
+    what = None
+    w.current, w.told = <PyObject *>w, False
     try:
         what = w.coro.throw(exc)
     except StopIteration as stop:
-        return w.end_root(DONE, stop.value)
+        what, status = stop.value, PYGEN_RETURN
     except BaseException as failed:
-        return w.root_failed(failed)
-    finally:
-        w.current = NULL
+        Py_INCREF(failed)
+        raised = <PyObject *>failed
+    w.current = NULL
+    if raised != NULL:
+        return settle(w, PYGEN_ERROR, NULL, raised)
     Py_INCREF(what)
-    return w.root_stepped(PYGEN_NEXT, <PyObject *>what, NULL)
+    return settle(w, status, <PyObject *>what, NULL)
 
 
 cdef int let_go(MovingCore w) except -1:
@@ -312,11 +317,12 @@ cdef class MovingCore(LoopCore):
             t.fut_waiter = <PyObject *>waits_for
         try:
             t.enlist()
+            self.adopt(t)
         except MemoryError:
             t._log_destroy_pending = False      # nobody has seen it
             raise
         self.waits_for = None
-        return self.adopt(t)
+        return 0
 
     cdef int adopt(self, Task t) except -1:
         t.add_done_callback(self._root_done, context=self.context)

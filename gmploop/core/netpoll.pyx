@@ -167,7 +167,7 @@ cdef class SharedPoller(Poller):
             raise
         old = <Watch>self.table[fd]
         self.table[fd] = w
-        if old is not None:
+        if old is not None and not self.forked():
             self.count(old, False)
         if w is not None:
             self.next_gen += 1
@@ -198,8 +198,8 @@ cdef class SharedPoller(Poller):
     cdef int attach(self, Watch w) except -1:
         cdef Watch old
         w.mask = 0
-        w.poller = self
         old = self.swap(w.fd, w)
+        w.poller = self
         if old is not None and not self.forked():
             gl_out_take(&old.shared_out)    # the number is another file's
         w.g.watches += 1

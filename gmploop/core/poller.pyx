@@ -28,7 +28,7 @@ or within a millisecond, whichever is first, in order and once; False: the owner
 until w.batch_sent(n) or take_back(w). A loop that stops flushes.
 
 poll(delay_ns) pushes each watch that has events to its world's ready ring (once, events merged): <0 waits, 0 looks, >0
-waits at most so long. A wait gives up the GIL; a look does not (gil.h). It returns early, without events, for a signal or a wake().
+waits at most so long. It gives up the GIL, mostly to look too (gil.h). It returns early, without events, for a signal or a wake().
 wake() from any thread: the current poll, or else the next, returns at once.
 After fork() the child's kernel objects are still shared with the parent (epoll, io_uring), or their numbers are nobody's
 (kqueue).

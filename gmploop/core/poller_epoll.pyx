@@ -45,7 +45,7 @@ cdef extern from *:
     }
     """
     bint GL_HAVE_EPOLL
-    bint gl_gives_up_gil(long long)
+    bint gl_look_keeps_gil()
     bint gl_is_eventfd(int)
     int gl_epoll_wait(int, epoll_event *, int, long long) nogil
     int epoll_create1(int)
@@ -137,11 +137,11 @@ cdef class EpollPoller(Poller):
             self.flush()
             if gl_ring_len(&self.g.ready):      # what could not be sent has something to do
                 delay_ns = 0
-        if gl_gives_up_gil(delay_ns):
+        if not delay_ns and gl_look_keeps_gil():
+            n = gl_epoll_wait(self.epfd, self.events, MAX_EVENTS, 0)
+        else:
             with nogil:
                 n = gl_epoll_wait(self.epfd, self.events, MAX_EVENTS, delay_ns)
-        else:
-            n = gl_epoll_wait(self.epfd, self.events, MAX_EVENTS, 0)
         if n < 0:
             if errno != EINTR:
                 return self.lose(errno)

@@ -19,7 +19,7 @@ from gmploop.core.poller cimport (
     Poller, Watch, uint32_t, int64_t, EV_IN, EV_OUT, EV_RDHUP, EV_LEVEL)
 
 cdef extern from "gil.h":
-    bint gl_gives_up_gil(long long)
+    bint gl_look_keeps_gil()
 
 cdef extern from "kqueue.h" nogil:
     ctypedef struct gl_kq:
@@ -112,11 +112,11 @@ cdef class KqueuePoller(Poller):
         cdef uint32_t bits
         cdef kevent *e
         cdef Watch w
-        if gl_gives_up_gil(delay_ns):
+        if not delay_ns and gl_look_keeps_gil():
+            n = gl_kq_wait(&self.kq, self.events, MAX_EVENTS, 0)
+        else:
             with nogil:
                 n = gl_kq_wait(&self.kq, self.events, MAX_EVENTS, delay_ns)
-        else:
-            n = gl_kq_wait(&self.kq, self.events, MAX_EVENTS, 0)
         if n < 0:
             if errno != EINTR:
                 return self.broken(errno)

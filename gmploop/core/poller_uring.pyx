@@ -85,8 +85,8 @@ cdef extern from *:
     }
     """
     bint gl_is_epoll(int)
-    bint gl_gives_up_gil(long long)
     int ECANCELED, ETIME, ACCEPT_FLAGS "(SOCK_CLOEXEC | SOCK_NONBLOCK)"
+    bint gl_look_keeps_gil()
     void gl_wait_for(int, long long) nogil
     int eventfd(unsigned int, int)
     int c_close "close"(int)
@@ -318,11 +318,11 @@ cdef class UringPoller(EpollPoller):
         """Give the kernel what is queued, and wait for a completion. 0, or the errno that is no error here."""
         cdef uint32_t n = gl_uring_publish(&self.r)
         cdef int e
-        if gl_gives_up_gil(delay_ns):
+        if not delay_ns and gl_look_keeps_gil():
+            e = gl_uring_wait(&self.r, n, 0)
+        else:
             with nogil:
                 e = gl_uring_wait(&self.r, n, delay_ns)
-        else:
-            e = gl_uring_wait(&self.r, n, 0)
         if e >= 0:
             return 0
         if e == -EEXIST:

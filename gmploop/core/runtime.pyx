@@ -316,7 +316,10 @@ cdef class LoopCore(G):
 
     def _close_core(self):
         """Drop what is queued, let the poller go, and cut the cycles that only the collector would find."""
-        own_closed(self)
+        if load_flag(&self.closed):
+            own_closed(self)
+        else:
+            self.own()              # a thread has begun to run it meanwhile: refused
         try:
             gl_fence_seq_cst()      # _closed is set: who posts after this look at the inbox sees that (purge())
             self.drop_queues()

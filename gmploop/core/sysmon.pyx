@@ -74,6 +74,7 @@ cdef extern from *:
             error = pthread_create(&gl_life.thread, NULL, gl_sysmon_thread, NULL);
             pthread_sigmask(SIG_SETMASK, &before, NULL);
             gl_life.running = !error;
+            if (error) gl_store_relaxed(&S->unwatched, 1);      /* a later poll tries again */
         }
         pthread_mutex_unlock(&gl_life.lock);
         return error;
@@ -146,6 +147,7 @@ cdef extern from *:
         while ((!old || ns < old) && !__atomic_compare_exchange_n(&gl_the_watch.tell_ns, &old, ns, 0, __ATOMIC_RELAXED,
                                                                   __ATOMIC_RELAXED)) ;
     }
+    static void gl_look_again(gl_sched *S) { gl_store_release(&S->unwatched, 1); }
     static gl_g *gl_curg(gl_m *mp) { return gl_load_relaxed(&mp->curg); }
     """
     ctypedef struct gl_turn:
@@ -163,6 +165,7 @@ cdef extern from *:
     void gl_tell_later(gl_turn *, int64_t) nogil
     PyObject *gl_loop_of(gl_turn *, unsigned long *)
     void gl_tell_from(int64_t) nogil
+    void gl_look_again(gl_sched *) nogil
     gl_g *gl_curg(gl_m *) nogil
     enum: GL_LISTS
 
@@ -189,10 +192,10 @@ def set_duties(*, long long retake_ns, long long poll_ns, long long queue_ns, lo
     """How long each duty waits; 0 switches it off. stall_given: stall_ns says from when stalls are told, too. A thread
     that runs with others is ended; start() follows."""
     global only_stalls, duties
-    before, duties = duties, (retake_ns, poll_ns, queue_ns, stall_ns, nap_min_ns, nap_max_ns, loop_nap_ns, trace_ns, observe,
-                              detail, one_computing, stall_given)
+    wanted = (retake_ns, poll_ns, queue_ns, stall_ns, nap_min_ns, nap_max_ns, loop_nap_ns, trace_ns, observe, detail,
+              one_computing, stall_given)
     gl_the_watch.tell_ns = 0
-    if duties == before:
+    if duties == wanted:
         return
     stop()
     gl_the_watch.retake_ns, gl_the_watch.poll_ns, gl_the_watch.queue_ns = retake_ns, poll_ns, queue_ns
@@ -200,6 +203,8 @@ def set_duties(*, long long retake_ns, long long poll_ns, long long queue_ns, lo
     gl_the_watch.stall_ns, gl_the_watch.trace_ns = stall_ns, trace_ns
     gl_the_watch.observe, gl_the_watch.detail, gl_the_watch.one_computing = observe, detail, one_computing
     only_stalls = stall_given
+    duties = wanted                             # last: who sees it may rely on the rest,
+    gl_look_again(sched())                      # and who has come in between looks again
 
 
 def has_duties():
