@@ -367,7 +367,7 @@ def test_threads_run_beside_callbacks_that_are_all_c(loop):
 
 
 def test_threads_that_do_io_are_not_held_up_by_a_loop_that_never_sleeps(loop, run):
-    """Each time they want the GIL back they would wait for a switch interval, 5 ms. The best of several rounds counts."""
+    """Each time they want the GIL back they would wait for a switch interval, 5 ms. The best of the rounds counts."""
     async def never_sleeps():
         while True:
             await asyncio.sleep(0)

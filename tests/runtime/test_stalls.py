@@ -205,6 +205,8 @@ def test_a_loop_that_sleeps_is_not_looked_at_and_one_that_wakes_is(ends):
 
         async def body():
             slept = []
+            while switches() is None:           # it has yet to start, or to give itself its name
+                await asyncio.sleep(0.001)
             for _ in range(3):
                 first = switches()
                 await asyncio.sleep(0.5)
