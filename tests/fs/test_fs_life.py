@@ -114,6 +114,28 @@ def test_cancelled_open_leaves_no_descriptor(backend, run, tmp_path, fifo):
     run(main())
 
 
+def test_an_open_cancelled_when_it_has_just_succeeded_leaves_no_descriptor(run, files_loop, fifo, monkeypatch):
+    """The thread that made it may never run again."""
+    fds, jobs, submit = support.open_fds(), [], files_loop.run_in_executor
+    monkeypatch.setenv("GMPLOOP_FS", "executor")
+
+    def run_in_executor(*args):
+        jobs.append(submit(*args))
+        return jobs[-1]
+
+    async def main():
+        opening = asyncio.create_task(opened(fifo))
+        await until(lambda: jobs)
+        jobs.pop().add_done_callback(lambda _: opening.cancel())
+        await until(lambda: (end := open_for_writing(fifo)) and os.close(end) is None)
+        await asyncio.wait([opening])
+        assert opening.cancelled()
+        del opening
+        await until(lambda: not {fd for fd in support.open_fds() - fds if str(fifo) in fd[1]})
+    monkeypatch.setattr(files_loop, "run_in_executor", run_in_executor)
+    run(main(), 5)
+
+
 def test_close_waits_for_what_runs(backend, run, fifo, path):
     async def main():
         writer = os.open(fifo, os.O_RDWR)
