@@ -45,7 +45,9 @@ class Job:
             self._waiter.cancel()
         elif not self._waiter.done():
             error = job.exception()
-            self._waiter.set_result((None if error else job.result(), error))
+            value = None if error else job.result()
+            # its last reference may die late in another thread (free-threaded Python), also when cancelled from here on
+            self._waiter.set_result((value.moved() if isinstance(value, Descriptor) else value, error))
         elif job.exception() is None and isinstance(job.result(), Descriptor):
             job.result().close_now()    # nobody wants it
         if self._d is not None:
@@ -70,8 +72,7 @@ class Threads:
         return Job(self._loop, d, d.name, call, *args)
 
     async def open_file(self, path, flags, permissions, name):
-        d = await Job(self._loop, None, name, _open_descriptor, path, flags, permissions)
-        return d.moved()        # the last reference to what a thread has made may die late (free-threaded Python)
+        return await Job(self._loop, None, name, _open_descriptor, path, flags, permissions)
 
     def read(self, d, n, offset):
         return self._job(d, _read, n, offset, d.regular)
