@@ -282,6 +282,7 @@ STALL_MS = 100  # a callback that runs so long is counted; told in debug mode, s
 NAP_MIN_NS = 20_000  # between two looks while something happens; Go's
 NAP_QUOTA_MS = 50  # at most, under however small a quota: a tenth of a second is what people notice; guessed
 WORLD_TLS_BYTES = 32 << 10  # what a goroutine's TLS connections read into: two records; each has such a buffer; guessed
+TOLD_S = 1.0  # so long a callback of main()'s or another loop's goes on before debug mode tells; guessed: asyncio tells at its end
 LOOP_NAP_MS = 10  # between two looks at loops with a thread of their own: a stall is seen a tenth late at most; guessed
 NAP_MAX_MS = 1  # between two looks while a P is busy: 10 ms (Go's) make the p99 beside a blocker 18 ms; measured
 

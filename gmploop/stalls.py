@@ -27,12 +27,17 @@ def debug_from_outside():
 
 def report(loop, frame, seconds):
     """What logs what a callback does that has run so long, if its loop or the one that its goroutine came from is in debug
-    mode, else None; or, if it is too early, when to ask again, in seconds."""
+    mode, else None; or, if it is too early, when to ask again, in seconds.
+
+    Of a loop with a thread of its own asyncio says at the callback's end that it was slow: programs count those lines. So
+    it is told of here only when it goes on for config.TOLD_S."""
     home = getattr(loop, "home", None)
     asks = loop if loop.get_debug() else home if home is not None and home.get_debug() else None
     if asks is None and not debug_from_outside():
         return None
     slow = (asks or loop).slow_callback_duration
+    if not hasattr(loop, "goroutine"):
+        slow = max(slow, config.TOLD_S)
     if seconds < slow and not stall_given():
         return float(slow)
     stack = "".join(traceback.format_stack(frame))

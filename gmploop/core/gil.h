@@ -9,6 +9,7 @@
 #define GMPLOOP_GIL_H
 
 #include <Python.h>
+#include <sched.h>
 #include <stdint.h>
 #include <time.h>
 
@@ -21,6 +22,16 @@ static inline int gl_look_keeps_gil(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return ((int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000) % GL_GIL_CYCLE_MS < GL_GIL_KEPT_MS;
+#endif
+}
+
+/* For a look that makes no system call: a gap as long as one, unless it is the time without. */
+static inline void gl_gap(void) {
+#ifndef Py_GIL_DISABLED
+    if (gl_look_keeps_gil()) return;
+    Py_BEGIN_ALLOW_THREADS
+    sched_yield();
+    Py_END_ALLOW_THREADS
 #endif
 }
 

@@ -87,6 +87,7 @@ cdef extern from *:
     bint gl_is_epoll(int)
     int ECANCELED, ETIME, ACCEPT_FLAGS "(SOCK_CLOEXEC | SOCK_NONBLOCK)"
     bint gl_look_keeps_gil()
+    void gl_gap()
     void gl_wait_for(int, long long) nogil
     int eventfd(unsigned int, int)
     int c_close "close"(int)
@@ -361,6 +362,8 @@ cdef class UringPoller(EpollPoller):
             self.wait(delay_ns)
         elif gl_uring_queued(&self.r) or gl_uring_more_inside(&self.r) or self.looks % LOOKS == 0:
             self.enter(0)
+        else:
+            gl_gap()
         told = self.reap()
         if self.batches and self.batch.sending:
             self.sends_done()

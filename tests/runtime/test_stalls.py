@@ -145,8 +145,10 @@ def test_the_loop_s_slow_callback_duration_says_from_when_it_is_told(ends):
     """
     def seconds(source, **env):
         return [float(text) for text in re.findall(TOLD + r" ([0-9.]+) .*'the sleeper'", ends(source, **env)[1])]
-    assert any(seconds(body.format(0.02, 20))[0] < 0.1 for _ in range(5))       # unless the machine is busy
-    assert min(seconds(body.format(0.3, 20))) >= 0.3
+    # asyncio's own line comes at the end of what takes less than a second
+    assert min(seconds(body.format(0.02, 20))) >= 1
+    assert min(seconds(body.format(1.3, 20))) >= 1.3
+    assert any(seconds(body.format(0.02, 20), GMPLOOP_DEBUG="stall_ms=20")[0] < 0.9 for _ in range(5))     # or it is busy
     assert seconds(body.format(30, 0.3)) == []
     assert len(seconds(body.format(30, 20), GMPLOOP_DEBUG="stall_ms=50")) == 1
 
