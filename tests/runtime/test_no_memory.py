@@ -4,6 +4,7 @@ import os
 import pathlib
 import platform
 import subprocess
+import sys
 
 import pytest
 from gmploop import config
@@ -24,6 +25,10 @@ def refuse(n, of=0):
 RING = 16 + 4 * 8           # the first block of a ring: ring.h
 PLACE = 16                  # gl_place of ptimers.h
 """
+
+
+# There the wake-up is a task's, which is asyncio's: it asks for memory of its own, and what wakes it hears of it.
+no_task_at_first = pytest.mark.skipif(sys.version_info >= (3, 14), reason="each goroutine has a task from Python 3.14 on")
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +66,7 @@ gmploop.run(main(), procs=1)
     assert done.stdout == f"awake {refused}\n8\n", done.stderr
 
 
+@no_task_at_first
 def test_a_root_coroutine_that_is_woken_without_memory_is_stepped_later(short_of_memory):
     done = short_of_memory("""
 event = gmploop.Event()
@@ -151,6 +157,7 @@ def test_who_waits_for_a_goroutine_without_memory_gets_an_error_and_holds_no_loc
     assert done.stdout == "200 True\n", done.stderr
 
 
+@no_task_at_first
 def test_a_root_coroutine_that_cannot_have_a_task_without_memory_gets_an_error(short_of_memory):
     done = short_of_memory("""
 async def body():
