@@ -3,7 +3,8 @@
 
 One ring for each loop, and one enter() for each turn: it gives what the turn has queued to the kernel, waits, and brings
 all that has come. A turn that has nothing to give and does not wait looks at the completion queue and at the flag that
-says whether the kernel has more (SQ_TASKRUN), without a system call.
+says whether the kernel has more (SQ_TASKRUN), without entering the kernel for it; with the GIL it leaves other threads a
+gap meanwhile (gil.h).
 
 What is received by completions, and what is not
 - Stream transports receive by one multishot RECV each, into buffers that all share (gl_bufs). The bytes are copied out
