@@ -65,7 +65,7 @@ handle.configure(_format_callback, events.Handle, events.TimerHandle, getattr(ev
 transport.configure(trsock.TransportSocket, logger)
 socket_writer.configure(constants._SendfileMode.TRY_NATIVE, batch_max=config.BATCH_BYTES,
                         out_max=config.BATCH_TOTAL_BYTES)
-stream.configure(transports.SocketTransport, protocols.BufferedProtocol)
+stream.configure(transports.SocketTransport, protocols.BufferedProtocol, bulk=config.BULK_BYTES)
 datagram.configure(transports.DatagramTransport)
 sockop.configure(ssl.SSLSocket, socket.socket)
 own_tasks.connect()

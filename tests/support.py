@@ -337,6 +337,11 @@ class Recorder(asyncio.Protocol):
         self.lost.set_result(exc)
 
 
+def pattern(size):
+    """Bytes in which a piece that is missing, doubled or out of place shows."""
+    return b"".join(number.to_bytes(4, "big") for number in range(size // 4 + 1))[:size]
+
+
 LINKS = ("tcp", "unix", "tls", "pipe")
 STREAM_LINKS = ("tcp", "unix", "tls")
 

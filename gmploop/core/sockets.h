@@ -2,6 +2,7 @@
 #ifndef GMPLOOP_SOCKETS_H
 #define GMPLOOP_SOCKETS_H
 
+#include <Python.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -47,6 +48,18 @@ static inline int gl_accept(int fd, struct sockaddr *a, socklen_t *size) {
     }
     return conn;
 #endif
+}
+
+/* recv() of up to `size` bytes into a bytes object that is cut to what came: for much data a copy less than by way of a
+ * buffer that stays. *n and errno are recv()'s. NULL: no memory, and an exception is set. With the GIL. */
+static inline PyObject *gl_recv_bytes(int fd, Py_ssize_t size, Py_ssize_t *n) {
+    PyObject *data = PyBytes_FromStringAndSize(NULL, size);
+    if (data == NULL) return NULL;
+    *n = recv(fd, PyBytes_AS_STRING(data), (size_t)size, MSG_DONTWAIT);
+    int error = errno;
+    _PyBytes_Resize(&data, *n > 0 ? *n : 0);
+    errno = error;
+    return data;
 }
 
 /* The length of the peer's address, which is put at `a`; also if the peer is gone again, where the system tells. Else 0,

@@ -12,7 +12,7 @@ object's business.
 """
 cimport cython
 from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE, PyBUF_WRITABLE
-from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
@@ -35,6 +35,9 @@ cdef extern from "Python.h":
         void (*tp_free)(void *) noexcept
         object (*tp_descr_get)(object, object, object)
     SlotsOfType *Py_TYPE(PyObject *)
+
+cdef extern from "sockets.h":
+    object gl_recv_bytes(int, Py_ssize_t, Py_ssize_t *)
 
 cdef extern from "address.h":
     int gl_plain_address(int, PyObject *, sockaddr_storage *, socklen_t *)
@@ -214,10 +217,7 @@ cdef class SockOp(Operation):
             n = recv(self.fd, buf, self.n, FLAGS)
             data = PyBytes_FromStringAndSize(buf, n) if n >= 0 else None
         else:
-            data = PyBytes_FromStringAndSize(NULL, self.n)
-            n = recv(self.fd, PyBytes_AS_STRING(data), self.n, FLAGS)
-            if 0 <= n < self.n:
-                data = data[:n]
+            data = gl_recv_bytes(self.fd, self.n, &n)
         return self.received(n, data) if n >= 0 else self.would_block()
 
     cdef object recv_from(self):

@@ -8,6 +8,7 @@ cdef class SocketTransport(SocketWriter):
     cdef bint eof_got, buffered
     cdef bint core                  # the protocol is a BufferedCore
     cdef bint feeds_reader          # the protocol is asyncio's, which feeds a StreamReader
+    cdef bint bulk                  # the last read was a large one, and goes to data_received()
     cdef bint drained               # the last read emptied the socket and no event has come since
     cdef bint by_completion         # the kernel receives ahead, into `unread`: nothing is read from the socket here
     cdef bint to_readiness          # so it was, until the receive that is under way ends
@@ -22,6 +23,8 @@ cdef class SocketTransport(SocketWriter):
     cdef object take_unread(self, Py_ssize_t most)
     cdef Py_ssize_t receive_into(self, void *buf, Py_ssize_t size) except -2
     cdef int read_data(self) except -1
+    cdef int read_bulk(self) except -1
+    cdef int deliver(self, object data, const char *buf, Py_ssize_t n) except -1
     cdef int read_buffered(self) except -1
     cdef int read_core(self) except -1
     cdef int after_read(self, Py_ssize_t n, Py_ssize_t asked) except -1

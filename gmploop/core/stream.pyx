@@ -34,6 +34,7 @@ cdef extern from "sockets.h":
     bint gl_would_block()
     void gl_set_errno(int)
     void gl_nodelay(int)
+    object gl_recv_bytes(int, Py_ssize_t, Py_ssize_t *)
 
 cdef enum:
     SMALL = 4096            # bytes. A transport that reads in bulk lets the kernel receive again
@@ -43,11 +44,15 @@ cdef enum:
 cdef type shown_class = None
 cdef type BufferedProtocol = None
 
+# Tunable: config.py says where it comes from.
+cdef Py_ssize_t BULK = 32768
 
-def configure(transport_type, buffered_protocol):
-    """Set what stream transports need of asyncio: the class they show, and BufferedProtocol."""
-    global shown_class, BufferedProtocol
-    shown_class, BufferedProtocol = transport_type, buffered_protocol
+
+def configure(transport_type, buffered_protocol, *, Py_ssize_t bulk):
+    """Set what stream transports need of asyncio: the class they show, and BufferedProtocol; and how many bytes make a
+    read a large one."""
+    global shown_class, BufferedProtocol, BULK
+    shown_class, BufferedProtocol, BULK = transport_type, buffered_protocol, bulk
 
 
 cdef str data_received = "data_received"
@@ -222,11 +227,32 @@ cdef class SocketTransport(SocketWriter):
         data = None
         if self.unread is not None:
             data = self.take_unread(RBUF)
+        elif self.bulk:
+            return self.read_bulk()
         else:
             buf = self.poller.read_buffer()
             n = self.receive_into(buf, RBUF)
             if n <= 0:
                 return self.nothing_came(n)
+            self.bulk = n >= BULK and not self.feeds_reader
+        return self.deliver(data, buf, n)
+
+    cdef int read_bulk(self) except -1:
+        """After a large read: without a copy in between."""
+        cdef Py_ssize_t n
+        self.bulk = False
+        try:
+            data = gl_recv_bytes(self.fd, RBUF, &n)
+        except MemoryError as exc:
+            return self.call_failed(exc, "Fatal read error on socket transport")
+        if n <= 0:
+            return self.nothing_came(n)
+        self.bulk = n >= BULK
+        self.run = 0
+        return self.deliver(data, NULL, n)
+
+    cdef int deliver(self, object data, const char *buf, Py_ssize_t n) except -1:
+        """Give what a read of up to RBUF bytes brought to the protocol: data, or n bytes of a buffer."""
         self.drained = n < RBUF and not self.more and not self.by_completion
         try:
             if data is None and not (self.feeds_reader and feed(self.protocol, buf, n)):

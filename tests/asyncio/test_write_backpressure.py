@@ -6,18 +6,13 @@ import socket
 
 import pytest
 
-from support import LINKS, NEVER, Recorder, link, result_of, tcp_pair, settle, unix_pair
+from support import LINKS, NEVER, Recorder, link, pattern, result_of, tcp_pair, settle, unix_pair
 
 pytestmark = pytest.mark.timeout(60)
 
 WRITELINES = ("writelines", "many_writelines", "writelines_of_an_iterator")
 UNBOUNDED = pytest.mark.stock_fault("python/cpython#127655: writelines() has no high-water check",
                                     ((3, 12), (3, 12, 9)), ((3, 13), (3, 13, 2)), kind=("tcp", "unix"), way=WRITELINES)
-
-
-def pattern(size):
-    """Bytes in which a piece that is missing, doubled or out of place shows."""
-    return b"".join(number.to_bytes(4, "big") for number in range(size // 4 + 1))[:size]
 
 
 def pieces(data, size):
