@@ -24,13 +24,17 @@ def _sched(name, unit, what, who=EVERY, threads=(1, 2), **more):
                      {"row": more.get("kind", name), "of": one, "threads": n} | settings,
                      one if one in (*RUNTIMES, "uvloop") else "")
                  for one in who for n in (threads if isinstance(threads, tuple) else threads[one]))
+    ways += more.pop("also", ())
     return Row(f"sched-{name}", "sched", PROGRAM, what, unit=unit, ways=ways, **more)
 
 
 def _sched_rows():
     pythons = ("gmploop", *LOOPS, "tonio")
     alone = dict.fromkeys(EVERY, (1, 2)) | dict.fromkeys(LOOPS, (1,))
-    yield _sched("cpu", "ms", "200 worlds (tasks) that compute, 40 turns each, as a whole", pythons)
+    bare = tuple(Way(f"no loop, {n} {'process' if n == 1 else 'processes'}", "", "bare.py",
+                     {"row": "cpu", "of": "", "threads": n}) for n in (1, 2))
+    yield _sched("cpu", "ms", "200 worlds (tasks) that compute, 40 turns each, as a whole; without a loop, by processes that "
+                 "share nothing: what the machine gives", pythons, also=bare)
     yield _sched("tasks", "ms", "200 worlds (tasks) whose work is tasks, an asyncio.Queue and a Lock, as a whole", pythons)
     yield _sched("spawn", "ns/op", "go() or create_task(), and await, of an empty coroutine, 100 at a time; op: one of them, "
                  "all threads together")

@@ -19,17 +19,11 @@ from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from gmploop.core.g cimport G
 from gmploop.core.handle cimport gl_world_mine
+from gmploop.core.operation cimport stop_with
 
 cdef extern from *:
     """
     #include <stddef.h>
-    #include "raised.h"
-    /* As gl_stop_iteration(); takes the reference. */
-    static PyObject *gl_stop_with(PyObject *value) {
-        gl_stop_iteration(value);
-        Py_DECREF(value);
-        return NULL;
-    }
     /* Raises an exception object; takes the reference. */
     static PyObject *gl_raise(PyObject *exc) {
         if (PyExceptionInstance_Check(exc)) PyErr_SetObject((PyObject *)Py_TYPE(exc), exc);
@@ -45,7 +39,6 @@ cdef extern from *:
         PyType_Modified(t);
     }
     """
-    PyObject *gl_stop_with(PyObject *)
     PyObject *gl_raise(PyObject *)
     ctypedef PyObject *(*unaryfunc)(PyObject *) noexcept
     void gl_give_attrs(object, Py_ssize_t, unaryfunc, unaryfunc)
@@ -601,7 +594,11 @@ cdef PyObject *future_next(PyObject *o) noexcept:
         return raise_here(exc)
     if how < 0:
         return raise_here(RuntimeError("await wasn't used with future"))
-    return gl_raise(value) if how else gl_stop_with(value)
+    if how:
+        return gl_raise(value)
+    stop_with(value)
+    Py_DECREF(<object>value)
+    return NULL
 
 
 cdef class FutureIter:

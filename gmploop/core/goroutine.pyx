@@ -16,14 +16,12 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from gmploop.core.g cimport G, gl_obj
 from gmploop.core.handle cimport flag
+from gmploop.core.operation cimport stop_with
 from gmploop.core.sched cimport current_m, gl_m
 from gmploop.core.task cimport next_number
 from gmploop.core.waiter cimport Waiter, set_next
 from gmploop.core.wait cimport PARKED, ENDED
 from gmploop.core.waitq cimport W_GRANTED, gl_wait_decide
-
-cdef extern from "raised.h":
-    PyObject *gl_stop_iteration(PyObject *) noexcept
 
 cdef extern from *:
     """
@@ -462,7 +460,7 @@ cdef PyObject *next_of_goroutine(PyObject *o) except? NULL:
         Py_INCREF(handle)
         return o
     result = outcome(handle)
-    return gl_stop_iteration(<PyObject *>result)
+    return stop_with(<PyObject *>result)
 
 
 gl_give_await(Goroutine, await_goroutine, next_of_goroutine)

@@ -1,3 +1,5 @@
+from cpython.object cimport PyObject
+
 cdef enum:
     NEW = 0
     FLYING = 1          # begun; the future that was yielded says when to go on
@@ -5,6 +7,7 @@ cdef enum:
     ENDED = 3
 
 cdef object thrown(object typ, object val, object tb)
+cdef PyObject *stop_with(PyObject *value) noexcept
 
 cdef class Operation:
     cdef object fut                 # what the awaiter waits for

@@ -7,14 +7,24 @@ a traceback entry from each, which was three quarters of the cost of a send and 
 """
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
+from gmploop.core.sched cimport current_m, gl_m
 
-cdef extern from "raised.h":
+cdef extern from "stop.h":
     PyObject *gl_stop_iteration(PyObject *) noexcept
+    int gl_stop_begin(gl_m *(*)() noexcept nogil) except -1
 
 cdef extern from *:
     ctypedef PyObject *(*iternextfunc)(PyObject *) except? NULL
     ctypedef struct SlotsOfType "PyTypeObject":
         iternextfunc tp_iternext
+
+
+gl_stop_begin(current_m)
+
+
+cdef PyObject *stop_with(PyObject *value) noexcept:
+    """Ends an iterator: NULL, and StopIteration with the value unless that is None. For slots."""
+    return gl_stop_iteration(value)
 
 
 cdef object thrown(typ, val, tb):
@@ -84,7 +94,7 @@ cdef class Operation:
 cdef PyObject *op_next(PyObject *op) except? NULL:
     result = (<Operation>op).step()
     if (<Operation>op).state == ENDED:
-        return gl_stop_iteration(<PyObject *>result)
+        return stop_with(<PyObject *>result)
     Py_INCREF(result)
     return <PyObject *>result
 

@@ -1,4 +1,4 @@
-/* Exceptions by the C-API: the one that is set, as one object on every Python; and the end of an iterator. */
+/* Exceptions by the C-API: the one that is set, as one object on every Python. */
 #ifndef GMPLOOP_RAISED_H
 #define GMPLOOP_RAISED_H
 
@@ -26,21 +26,6 @@ static inline void gl_set_exception(PyObject *exc) {
 #else
     PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(exc)), exc, NULL);
 #endif
-}
-
-/* Ends an iterator with a value: NULL, and StopIteration unless the value is None. Most awaits that return something end
- * so: it is made without the detour of a call. */
-static inline PyObject *gl_stop_iteration(PyObject *value) {
-    PyTypeObject *type = (PyTypeObject *)PyExc_StopIteration;
-    PyObject *args, *exc;
-    if (value == Py_None || (args = PyTuple_Pack(1, value)) == NULL) return NULL;
-    exc = type->tp_new(type, args, NULL);       /* its tp_init would set `value`, and look for it in args */
-    Py_DECREF(args);
-    if (exc != NULL) {
-        ((PyStopIterationObject *)exc)->value = Py_NewRef(value);
-        gl_set_exception(exc);
-    }
-    return NULL;
 }
 
 /* Set again what was taken, as it was. */

@@ -103,7 +103,7 @@ struct gl_m {
     uint32_t turns;                     /* begun. Itself; sysmon reads */
     gl_g *last;                         /* whose loop is the thread's running loop; only compared */
     void *pool;                         /* handles kept for reuse */
-    void *waiters;                      /* and memory of waiters */
+    void *waiters, *stops;              /* and memory of waiters, of StopIteration */
     void *sends;                        /* a SharedBatch, a reference; made by the first write that waits */
     void *hook_world;                   /* whom the thread's hook of async generators belongs to; only compared */
 };

@@ -10,13 +10,10 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from gmploop.core.handle cimport load_flags
 from gmploop.core.g cimport G
-from gmploop.core.operation cimport thrown
+from gmploop.core.operation cimport stop_with, thrown
 from gmploop.core.sched cimport current_m, gl_m
 from gmploop.core.shared cimport Shared
 from gmploop.core.waitq cimport *
-
-cdef extern from "raised.h":
-    PyObject *gl_stop_iteration(PyObject *) noexcept
 
 cdef extern from "waiters.h":
     object gl_new_waiter(tuple)
@@ -211,7 +208,7 @@ cdef PyObject *next_step(PyObject *o) except? NULL:
     if w.node.stage == PARKED:
         Py_INCREF(r)
         return <PyObject *>r
-    return gl_stop_iteration(<PyObject *>r)
+    return stop_with(<PyObject *>r)
 
 
 cdef int set_next(type t) except -1:
