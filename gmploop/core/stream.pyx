@@ -98,6 +98,7 @@ cdef class SocketTransport(SocketWriter):
         self.buffered = isinstance(protocol, BufferedProtocol)
         self.core = isinstance(protocol, BufferedCore) and (<BufferedCore>protocol).shared is not None
         self.feeds_reader = feeds(protocol)
+        self.bulk = False
         if self.feeds_reader:
             hasten(protocol)
         self.protocol = protocol
