@@ -65,7 +65,7 @@ handle.configure(_format_callback, events.Handle, events.TimerHandle, getattr(ev
 transport.configure(trsock.TransportSocket, logger)
 socket_writer.configure(constants._SendfileMode.TRY_NATIVE, batch_max=config.BATCH_BYTES,
                         out_max=config.BATCH_TOTAL_BYTES)
-stream.configure(transports.SocketTransport, protocols.BufferedProtocol, bulk=config.BULK_BYTES)
+stream.configure(transports.SocketTransport, protocols.BufferedProtocol)
 datagram.configure(transports.DatagramTransport)
 sockop.configure(ssl.SSLSocket, socket.socket)
 own_tasks.connect()
@@ -111,8 +111,8 @@ def _tune_batches():
 
 @functools.cache
 def _tune_malloc():
-    if config.tunes_malloc():
-        runtime.keep_freed_memory(config.TRIM_BYTES, config.MMAP_BYTES)
+    if config.tunes_malloc() and runtime.keep_freed_memory(config.TRIM_BYTES, config.MMAP_BYTES):
+        stream.read_in_bulk(config.BULK_BYTES)
 
 
 class Loop(signals.SignalLoop, sharing.SharingLoop, accepting.AcceptingLoop, runtime.LoopCore, _BaseLoop):

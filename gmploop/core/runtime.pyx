@@ -60,15 +60,14 @@ cdef extern from *:
     #include <stdlib.h>
     #if defined(__GLIBC__)
     #include <malloc.h>
-    static void gl_keep_freed_memory(long trim, long mmap) {
-        mallopt(M_TRIM_THRESHOLD, (int)trim);
-        mallopt(M_MMAP_THRESHOLD, (int)mmap);
+    static int gl_keep_freed_memory(long trim, long mmap) {
+        return mallopt(M_TRIM_THRESHOLD, (int)trim) && mallopt(M_MMAP_THRESHOLD, (int)mmap);
     }
     #else
-    static void gl_keep_freed_memory(long trim, long mmap) { (void)trim; (void)mmap; }
+    static int gl_keep_freed_memory(long trim, long mmap) { (void)trim; (void)mmap; return 0; }
     #endif
     """
-    void gl_keep_freed_memory(long, long)
+    bint gl_keep_freed_memory(long, long)
 
 cdef enum:
     MAX_SKIP = 61               # turns; Go's schedtick interval for looking at the global queue
@@ -109,8 +108,9 @@ def watch_by(fn):
 
 
 def keep_freed_memory(long trim_bytes, long mmap_bytes):
-    """Let glibc keep up to trim_bytes of freed memory, and map only blocks above mmap_bytes. For the whole process."""
-    gl_keep_freed_memory(trim_bytes, mmap_bytes)
+    """Let glibc keep up to trim_bytes of freed memory, and map only blocks above mmap_bytes. For the whole process. False:
+    it is another libc."""
+    return gl_keep_freed_memory(trim_bytes, mmap_bytes)
 
 
 @cython.final

@@ -24,6 +24,7 @@ from gmploop.core.reader cimport feed, feeds, hasten
 from gmploop.core.transport cimport AF_UNIX, sockaddr_storage, socklen_t
 
 cdef extern from "Python.h":
+    Py_ssize_t PY_SSIZE_T_MAX
     int PyContext_Enter(object) except -1
     int PyContext_Exit(object) except -1
     object PyObject_CallMethodOneArg(object, object, object)
@@ -44,15 +45,20 @@ cdef enum:
 cdef type shown_class = None
 cdef type BufferedProtocol = None
 
-# Tunable: config.py says where it comes from.
-cdef Py_ssize_t BULK = 32768
+cdef Py_ssize_t BULK = PY_SSIZE_T_MAX       # never
 
 
-def configure(transport_type, buffered_protocol, *, Py_ssize_t bulk):
-    """Set what stream transports need of asyncio: the class they show, and BufferedProtocol; and how many bytes make a
-    read a large one."""
-    global shown_class, BufferedProtocol, BULK
-    shown_class, BufferedProtocol, BULK = transport_type, buffered_protocol, bulk
+def configure(transport_type, buffered_protocol):
+    """Set what stream transports need of asyncio: the class they show, and BufferedProtocol."""
+    global shown_class, BufferedProtocol
+    shown_class, BufferedProtocol = transport_type, buffered_protocol
+
+
+def read_in_bulk(Py_ssize_t bulk):
+    """After a read of so many bytes the next one makes no copy, but a bytes object of RBUF bytes that is cut to what came:
+    where malloc() keeps what is freed, or each such object is mapped and unmapped."""
+    global BULK
+    BULK = bulk
 
 
 cdef str data_received = "data_received"
