@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import re
 import sys
 import threading
 import traceback
@@ -101,7 +102,9 @@ def test_a_debugger_steps_over_an_await(program):
         gmploop.run(main())
     """)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.endswith("11\n") and "StopIteration" not in ran.stdout
+    lines = [int(line) for line in re.findall(r"> <string>\((\d+)\)body", ran.stdout)]
+    assert ran.stdout.endswith("11\n")
+    assert len(lines) >= 4 and lines == list(range(lines[0], lines[0] + len(lines)))     # it stops once at each
 
 
 def test_none_ends_without_a_value():
