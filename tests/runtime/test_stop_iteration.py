@@ -57,6 +57,7 @@ def test_a_copy_has_the_attributes_too():
     assert (again.value, again.more, again.__notes__) == (5, [6], ["a note"])
 
 
+@pytest.mark.skipif(type(ended(5)) is StopIteration, reason="it is Python's own, traced or not")
 def test_who_traces_gets_the_very_type():
     """Debuggers ask for it, so as not to stop at awaits."""
     async def main():
