@@ -4,7 +4,11 @@
  *
  * To all who look it is a StopIteration, but for who asks whether its type is that very one. Debuggers do, so as not to
  * stop at awaits: a traced thread gets Python's own. From 3.14 on they may see exceptions by sys.monitoring, which cannot
- * be asked cheaply, and before 3.12 None is counted (spares.h): there it is always Python's own.
+ * be asked cheaply; before 3.12.2 Future.set_exception() asks, and before 3.12 None is counted (spares.h): there it is always
+ * Python's own.
+ *
+ * Without the GIL each M has a stock of them, which its thread alone touches, and other threads have none. With it there is one
+ * for all, which the GIL guards.
  *
  * Included by operation.pyx alone, for all modules.
  */
@@ -14,7 +18,7 @@
 #include "raised.h"
 #include "spares.h"
 
-enum { GL_STOPS_KEPT = PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030E0000 };
+enum { GL_STOPS_KEPT = PY_VERSION_HEX >= 0x030C0200 && PY_VERSION_HEX < 0x030E0000 };
 
 typedef struct {
     PyStopIterationObject e;

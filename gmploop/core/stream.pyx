@@ -6,7 +6,8 @@ came back full, or that does not prove the socket empty, queues the next one for
 one fast peer does not keep the others waiting. A short read proves it, except (`more`) on Unix sockets, where a read
 ends behind a message with a descriptor; behind urgent data; and when the peer has shut down, where the end is still to
 come. `drained` remembers whether the socket was left empty: while reading is paused, events only clear it, and
-resume_reading() reads at once unless it is set. So no edge is lost and nothing is read that nobody wants.
+resume_reading() reads at once unless it is set. So no edge is lost and nothing is read that nobody wants. A read lands in
+the loop's buffer and is copied from there; after a large one (read_in_bulk()), in the bytes that data_received() gets.
 
 Writing: socket_writer.pyx. What makes transports of accepted connections: accept.pyx.
 """
