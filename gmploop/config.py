@@ -16,7 +16,7 @@ An option given in code wins over the environment, which wins over the default.
 | retake_ms | 0 (off) to 3600000 | 10 | GMPLOOP_DEBUG="retake_ms=10" | Go's: a callback may keep its P so long |
 | latepoll_ms | 0 (off) to 3600000 | 10 | GMPLOOP_DEBUG="latepoll_ms=10" | Go's: nobody has looked for events so long |
 | queue_ms | 0 (off) to 3600000 | 1 | GMPLOOP_DEBUG="queue_ms=1" | measured: a queue or a timer waits so long |
-| nap_ms | 1 to 3600000 | 1, more under a small CPU quota | GMPLOOP_DEBUG="nap_ms=1" | see sysmon_duties() |
+| nap_ms | 1 to 3600000 | 1 or 2, more under a small CPU quota | GMPLOOP_DEBUG="nap_ms=1" | see sysmon_duties() |
 | schedtrace | ms, 0 (off) to 3600000 | 0 | GMPLOOP_DEBUG="schedtrace=1000" | Go's |
 | replicas | from 1 on | `serve`: as procs | | see gmploop/replicas.py |
 | scheddetail | 0, 1 | 0 | GMPLOOP_DEBUG="schedtrace=1000,scheddetail=1" | Go's |
@@ -287,6 +287,7 @@ WORLD_TLS_BYTES = 32 << 10  # what a goroutine's TLS connections read into: two 
 TOLD_S = 1.0  # so long a callback of main()'s or another loop's goes on before debug mode tells; guessed: asyncio tells at its end
 LOOP_NAP_MS = 10  # between two looks at loops with a thread of their own: a stall is seen a tenth late at most; guessed
 NAP_MAX_MS = 1  # between two looks while a P is busy: 10 ms (Go's) make the p99 beside a blocker 18 ms; measured
+NAP_FULL_MS = 2  # while all are, and each CPU has one: a look interrupts one, and 1,000 a second took 3 % of both; measured
 
 
 def scheduler_tunables() -> dict[str, int]:
@@ -324,18 +325,21 @@ def sysmon_duties() -> dict[str, Any]:
     """sysmon's duties, from the figures above and GMPLOOP_DEBUG: times in ns (0: switched off).
 
     Where a quota leaves less than one CPU, naps are longer, in inverse proportion to it: a look takes about 5 us, so that
-    watching costs 0.5 % of what there is. Callbacks that block are then noticed so much later.
+    watching costs 0.5 % of what there is. Callbacks that block are then noticed so much later. Likewise, by default, while
+    no P is idle and there are as many as CPUs: then a look takes time that a P has use for.
     """
     ms = 1_000_000
     debug = parse_debug(os.environ.get("GMPLOOP_DEBUG", ""))
     longer = max(1.0, 1 / usable_cpus_fraction())
     nap_ms = debug.get("nap_ms") or min(math.ceil(NAP_MAX_MS * longer), NAP_QUOTA_MS)
     nap_min_ns = NAP_MIN_NS if longer == 1 else nap_ms * ms
+    nap_full_ms = max(nap_ms, debug.get("nap_ms") or NAP_FULL_MS)
     stall_ms = debug.get("stall_ms", STALL_MS)
     loop_nap_ms = max(min(LOOP_NAP_MS, stall_ms / 10), nap_ms)
     return {"retake_ns": debug.get("retake_ms", RETAKE_MS) * ms, "poll_ns": debug.get("latepoll_ms", POLL_MS) * ms,
             "queue_ns": debug.get("queue_ms", QUEUE_MS) * ms, "stall_ns": stall_ms * ms, "stall_given": "stall_ms" in debug,
             "nap_min_ns": nap_min_ns, "nap_max_ns": nap_ms * ms, "loop_nap_ns": int(loop_nap_ms * ms),
+            "nap_full_ns": nap_full_ms * ms, "cpus": usable_cpus(),
             "trace_ns": debug.get("schedtrace", 0) * ms, "observe": debug.get("preempt") == "observe",
             "detail": debug.get("scheddetail", False), "one_computing": not gil_enabled()}
 

@@ -31,11 +31,16 @@ def _sched(name, unit, what, who=EVERY, threads=(1, 2), **more):
 def _sched_rows():
     pythons = ("gmploop", *LOOPS, "tonio")
     alone = dict.fromkeys(EVERY, (1, 2)) | dict.fromkeys(LOOPS, (1,))
-    bare = tuple(Way(f"no loop, {n} {'process' if n == 1 else 'processes'}", "", "bare.py",
-                     {"row": "cpu", "of": "", "threads": n}) for n in (1, 2))
+    def bare(row, *counts):
+        return tuple(Way(f"no loop, {n} process{'es' * (n > 1)}", "", "bare.py", {"row": row, "of": "", "threads": n})
+                     for n in counts)
     yield _sched("cpu", "ms", "200 worlds (tasks) that compute, 40 turns each, as a whole; without a loop, by processes that "
-                 "share nothing: what the machine gives", pythons, also=bare)
+                 "share nothing: what the machine gives", pythons, also=bare("cpu", 1, 2))
     yield _sched("tasks", "ms", "200 worlds (tasks) whose work is tasks, an asyncio.Queue and a Lock, as a whole", pythons)
+    yield _sched("scaling-cpu", "of one's time", "sched-cpu's work by two and by one in turn, in one process, 100 worlds: what "
+                 "two take of the time that one takes, the median of pairs", ("gmploop", *LOOPS), (2,),
+                 also=bare("scaling-cpu", 2))
+    yield _sched("scaling-tasks", "of one's time", "sched-tasks' work likewise", ("gmploop", *LOOPS), (2,))
     yield _sched("spawn", "ns/op", "go() or create_task(), and await, of an empty coroutine, 100 at a time; op: one of them, "
                  "all threads together")
     yield _sched("spawn-one", "ns/op", "the same, one after the other")

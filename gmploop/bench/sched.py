@@ -8,7 +8,7 @@ import time
 
 import worlds
 from loops import enter_child
-from worlds import BATCH, HOPS, PARKED_TASKS, SPAWNS, WORLDS
+from worlds import BATCH, HOPS, PAIRED_WORLDS, PARKED_TASKS, SPAWNS, WORLDS
 
 SETTINGS = enter_child()
 
@@ -19,8 +19,8 @@ from gmploop.goroutine import percentile  # noqa: E402
 PROCS = SETTINGS["threads"]
 
 
-def run(main):
-    return gmploop.run(main(), procs=PROCS, shutdown_timeout=60)
+def run(main, procs=PROCS):
+    return gmploop.run(main(), procs=procs, shutdown_timeout=60)
 
 
 def many(body):
@@ -28,6 +28,13 @@ def many(body):
     async def main():
         await asyncio.gather(*[go(body) for _ in range(WORLDS)])
     return lambda settings: worlds.repeated(lambda: worlds.seconds_of(run, main) * 1e3, settings["seconds"])
+
+
+def scaling(body):
+    """What two Ps take for PAIRED_WORLDS goroutines with this body, of one P's time."""
+    async def main():
+        await asyncio.gather(*[go(body) for _ in range(PAIRED_WORLDS)])
+    return lambda settings: worlds.scaling(lambda procs: run(main, procs), settings["seconds"])
 
 
 def in_a_goroutine(body):
@@ -111,10 +118,7 @@ def idle(settings):
     async def main():
         for _ in range(PARKED_TASKS):
             go(waits)
-        await asyncio.sleep(0.5)
-        before = worlds.switches()
-        await asyncio.sleep(settings["seconds"])
-        return {"value": (worlds.switches() - before - 1) / settings["seconds"]}       # the sleep's own end
+        return {"value": await asyncio.to_thread(worlds.idle_switches, settings["seconds"])}
     return run(main)
 
 
@@ -162,6 +166,7 @@ def retake(settings):
 
 
 ROWS = {"cpu": many(worlds.compute_in_turns), "tasks": many(worlds.queue_and_lock),
+        "scaling-cpu": scaling(worlds.compute_in_turns), "scaling-tasks": scaling(worlds.queue_and_lock),
         "spawn": in_a_goroutine(spawn_many), "spawn-one": in_a_goroutine(spawn_one),
         "hop": hop(False, HOPS), "hop-threads": hop(True, HOPS // 10), "parked": parked,
         "blocker-sleep": blocker, "blocker-compute": blocker, "idle": idle, "latency": latency, "retake": retake}

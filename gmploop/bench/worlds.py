@@ -12,6 +12,7 @@ import sys
 import time
 
 WORLDS = 200
+PAIRED_WORLDS = 100         # of the rows whose value is a ratio
 SPAWNS, HOPS = 10_000, 10_000
 BATCH = 100
 BLOCK_S = 0.2
@@ -82,6 +83,18 @@ def repeated(measure, seconds):
     return {"value": statistics.median(values), "repeated": len(values)}
 
 
+def scaling(run, seconds, least=5):
+    """The time that `run(2)` takes over that of `run(1)`: the median of pairs, one after the other, after one to warm up.
+    What changes on the machine within a second hits both."""
+    ratios, end = [], time.perf_counter() + seconds
+    seconds_of(run, 2)
+    while len(ratios) < least or time.perf_counter() < end:
+        one = seconds_of(run, 1)
+        ratios.append(seconds_of(run, 2) / one)
+    ratios.sort()
+    return {"value": statistics.median(ratios), "least": ratios[0], "most": ratios[-1], "repeated": len(ratios)}
+
+
 def seconds_of(run, *args):
     start = time.perf_counter()
     run(*args)
@@ -100,6 +113,14 @@ def switches():
         with open(f"/proc/self/task/{task}/status") as status:
             total += sum(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt"))
     return total
+
+
+def idle_switches(seconds):
+    """Switches a second while the process does nothing; by a thread that nobody waits for but a loop that sleeps."""
+    time.sleep(0.5)         # what looked after the loop, or spun, has gone to sleep
+    before = switches()
+    time.sleep(seconds)
+    return (switches() - before - 1) / seconds          # this thread's own
 
 
 def cpu_time():

@@ -6,7 +6,7 @@ import time
 
 import worlds
 from loops import enter_child, factory_of
-from worlds import BATCH, HOPS, PARKED_TASKS, SPAWNS, WORLDS
+from worlds import BATCH, HOPS, PAIRED_WORLDS, PARKED_TASKS, SPAWNS, WORLDS
 
 SETTINGS = enter_child()
 
@@ -43,6 +43,16 @@ def many(body):
         return True
     return lambda settings: worlds.repeated(lambda: worlds.seconds_of(on_each, *[main] * THREADS) * 1e3,
                                             settings["seconds"])
+
+
+def scaling(body):
+    """What two threads take for PAIRED_WORLDS tasks with this body, half of them each, of one thread's time."""
+    def run(threads):
+        async def main():
+            await asyncio.gather(*[body() for _ in range(PAIRED_WORLDS // threads)])
+            return True
+        on_each(*[main] * threads)
+    return lambda settings: worlds.scaling(run, settings["seconds"])
 
 
 def of_all_threads(main):
@@ -148,10 +158,7 @@ def idle(settings):
     async def main():
         never = asyncio.Event()
         tasks = [asyncio.create_task(never.wait()) for _ in range(PARKED_TASKS)]
-        await asyncio.sleep(0.5)
-        before = worlds.switches()
-        await asyncio.sleep(settings["seconds"])
-        value = (worlds.switches() - before - 1) / settings["seconds"]       # the sleep's own end
+        value = await asyncio.to_thread(worlds.idle_switches, settings["seconds"])
         never.set()
         await asyncio.gather(*tasks)
         return {"value": value}
@@ -159,6 +166,7 @@ def idle(settings):
 
 
 ROWS = {"cpu": many(worlds.compute_in_turns), "tasks": many(worlds.queue_and_lock),
+        "scaling-cpu": scaling(worlds.compute_in_turns), "scaling-tasks": scaling(worlds.queue_and_lock),
         "spawn": of_all_threads(spawn_many), "spawn-one": of_all_threads(spawn_one), "hop": of_all_threads(hop),
         "hop-threads": hop_threads, "parked": parked, "blocker-sleep": blocker, "blocker-compute": blocker, "idle": idle}
 

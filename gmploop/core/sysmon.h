@@ -8,8 +8,8 @@
  *
  * Loops with a thread of their own (watched.h) have no P: of these only (d) is done. Waiting in the poller is no stall.
  *
- * Naps: `nap_min_ns` while something is done, doubling after 50 naps without (after a park at once), up to `nap_max_ns`,
- * not past the next retake unless a nap is longer anyway. While all Ps are idle it sleeps until somebody takes one
+ * Naps: `nap_min_ns` while something is done, doubling after 50 naps without (after a park at once), up to `nap_max_ns`
+ * (or `nap_full_ns`, see gl_longest_nap), not past the next retake unless a nap is longer anyway. While all Ps are idle it sleeps until somebody takes one
  * (`sysmon_parked`, under the scheduler's lock); but `loop_nap_ns` at a time, not past the next stall, until no loop with a
  * thread of its own has done anything for STILL_NAPS of these (`unwatched`).
  *
@@ -32,7 +32,8 @@ typedef struct { gl_m *mp; gl_watched *loop; uint32_t turn; } gl_turn;
 
 typedef struct {
     int64_t retake_ns, poll_ns, queue_ns, stall_ns;     /* 0 switches a duty off */
-    int64_t nap_min_ns, nap_max_ns, loop_nap_ns, trace_ns;
+    int64_t nap_min_ns, nap_max_ns, nap_full_ns, loop_nap_ns, trace_ns;
+    int cpus;                           /* that the process may use */
     int observe;                        /* report, but take nothing away */
     int detail;                         /* schedtrace with the lines of P, M and G */
     int one_computing;
@@ -241,12 +242,17 @@ static int gl_parks(gl_sched *S, gl_watch *w) {
     return parks;
 }
 
+/* Where each CPU has a P and none is idle, a look interrupts a turn; nobody is there, either, to be woken to a queue. */
+static inline int64_t gl_longest_nap(gl_sched *S, const gl_watch *w) {
+    return gl_load_relaxed(&S->npidle) == 0 && gl_load_relaxed(&S->procs) >= w->cpus ? w->nap_full_ns : w->nap_max_ns;
+}
+
 static void gl_sysmon_run(gl_sched *S, gl_watch *w) {
     int64_t nap = w->nap_min_ns, deadline = GL_NEVER;
     int quiet = 0;
     w->start_ns = w->traced_ns = w->moved_ns = gl_now_ns();
     while (!gl_load_acquire(&S->stopping) && !gl_load_acquire(&w->ending)) {
-        int64_t now;
+        int64_t now, longest = gl_longest_nap(S, w);
         int parks = gl_parks(S, w);
         if (parks) {
             gl_note_sleep(&S->sysmon, gl_pause(S, w, deadline));
@@ -258,8 +264,8 @@ static void gl_sysmon_run(gl_sched *S, gl_watch *w) {
         deadline = GL_NEVER;
         if (gl_look(S, w, &deadline)) { nap = w->nap_min_ns; quiet = 0; }
         else if (parks && gl_load_relaxed(&S->npidle) >= gl_load_relaxed(&S->procs)) continue;
-        else if (++quiet > NAPS_AT_MIN && nap < w->nap_max_ns) nap *= 2;
-        if (nap > w->nap_max_ns) nap = w->nap_max_ns;
+        else if (++quiet > NAPS_AT_MIN && nap < longest) nap *= 2;
+        if (nap > longest) nap = longest;
         now = gl_now_ns();
         gl_note_sleep(&S->sysmon, deadline >= now + nap ? nap : deadline - now > w->nap_min_ns ? deadline - now : w->nap_min_ns);
     }

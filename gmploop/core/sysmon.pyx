@@ -153,7 +153,9 @@ cdef extern from *:
     ctypedef struct gl_turn:
         gl_m *mp
     ctypedef struct gl_watch:
-        int64_t retake_ns, poll_ns, queue_ns, stall_ns, nap_min_ns, nap_max_ns, loop_nap_ns, trace_ns, tell_ns
+        int64_t retake_ns, poll_ns, queue_ns, stall_ns, nap_min_ns, nap_max_ns, nap_full_ns, loop_nap_ns
+        int64_t trace_ns, tell_ns
+        int cpus
         int observe, detail, one_computing
     gl_watch gl_the_watch
     int gl_sysmon_start(gl_sched *, void (*)(gl_turn *, int64_t) noexcept nogil) nogil
@@ -187,19 +189,20 @@ def configure(on_stall):
 
 
 def set_duties(*, long long retake_ns, long long poll_ns, long long queue_ns, long long stall_ns, long long nap_min_ns,
-               long long nap_max_ns, long long loop_nap_ns, long long trace_ns, bint observe, bint detail,
-               bint one_computing, bint stall_given):
+               long long nap_max_ns, long long nap_full_ns, int cpus, long long loop_nap_ns, long long trace_ns,
+               bint observe, bint detail, bint one_computing, bint stall_given):
     """How long each duty waits; 0 switches it off. stall_given: stall_ns says from when stalls are told, too. A thread
     that runs with others is ended; start() follows."""
     global only_stalls, duties
-    wanted = (retake_ns, poll_ns, queue_ns, stall_ns, nap_min_ns, nap_max_ns, loop_nap_ns, trace_ns, observe, detail,
-              one_computing, stall_given)
+    wanted = (retake_ns, poll_ns, queue_ns, stall_ns, nap_min_ns, nap_max_ns, nap_full_ns, cpus, loop_nap_ns,
+              trace_ns, observe, detail, one_computing, stall_given)
     gl_the_watch.tell_ns = 0
     if duties == wanted:
         return
     stop()
     gl_the_watch.retake_ns, gl_the_watch.poll_ns, gl_the_watch.queue_ns = retake_ns, poll_ns, queue_ns
     gl_the_watch.nap_min_ns, gl_the_watch.nap_max_ns, gl_the_watch.loop_nap_ns = nap_min_ns, nap_max_ns, loop_nap_ns
+    gl_the_watch.nap_full_ns, gl_the_watch.cpus = nap_full_ns, cpus
     gl_the_watch.stall_ns, gl_the_watch.trace_ns = stall_ns, trace_ns
     gl_the_watch.observe, gl_the_watch.detail, gl_the_watch.one_computing = observe, detail, one_computing
     only_stalls = stall_given

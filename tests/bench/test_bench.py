@@ -107,7 +107,7 @@ def test_tail_of_the_tail_comes_from_the_same_measurement(tmp_path):
 
 @needs_echo
 @pytest.mark.parametrize("names", [
-    ("sched-cpu", "sched-spawn-one"), ("sched-tasks", "sched-hop-threads"), ("sched-parked-10k", "sched-blocker-sleep"),
+    ("sched-cpu", "sched-spawn-one"), ("sched-tasks", "sched-scaling", "sched-hop-threads"), ("sched-parked-10k", "sched-blocker-sleep"),
     ("sched-idle", "sched-latency", "sched-retake", "sched-step"), ("hops-two-loops", "hops-one-loop"), ("hops-two-threads",),
     ("isolated-accept-streams", "isolated-echo-protocol"), ("isolated-blocker-sleep",), ("files-read-4k-depth1",)],
     ids=lambda names: names[0])

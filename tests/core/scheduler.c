@@ -138,7 +138,7 @@ static void begin(int procs) {
     watch.queue_ns = 500000;
     watch.stall_ns = 2000000;
     watch.nap_min_ns = 20000;
-    watch.nap_max_ns = 500000;
+    watch.nap_max_ns = watch.nap_full_ns = 500000;
     CHECK(gl_set_procs(&sched, procs) == 0);
 }
 

@@ -1,5 +1,6 @@
 """How many Ps: affinity, cgroups of both versions, environment."""
 
+import math
 import os
 
 import pytest
@@ -109,16 +110,20 @@ def test_bad_debug_settings_are_refused(text):
         config.parse_debug(text)
 
 
-@pytest.mark.parametrize("cpus, nap_ms, shortest_ns", [(8, 1, 20_000), (1, 1, 20_000), (0.5, 2, 2_000_000),
-                                                       (0.1, 10, 10_000_000), (0.001, 50, 50_000_000)])
-def test_naps_are_longer_under_a_small_quota(monkeypatch, cpus, nap_ms, shortest_ns):
+@pytest.mark.parametrize("cpus, nap_ms, full_ms, shortest_ns", [
+    (8, 1, 2, 20_000), (1, 1, 2, 20_000), (0.5, 2, 2, 2_000_000), (0.1, 10, 10, 10_000_000), (0.001, 50, 50, 50_000_000)])
+def test_naps_are_longer_under_a_small_quota(monkeypatch, cpus, nap_ms, full_ms, shortest_ns):
     monkeypatch.delenv("GMPLOOP_DEBUG", raising=False)
-    monkeypatch.setattr(config, "usable_cpus_fraction", lambda: cpus)
+    monkeypatch.setattr(config, "usable_cpus_fraction", lambda root="/": cpus)
     duties = config.sysmon_duties()
-    assert (duties["nap_max_ns"], duties["nap_min_ns"]) == (nap_ms * 1_000_000, shortest_ns)
+    naps = [duties[key] for key in ("nap_max_ns", "nap_full_ns", "nap_min_ns")]
+    assert naps == [nap_ms * 1_000_000, full_ms * 1_000_000, shortest_ns]
+    assert duties["cpus"] == math.ceil(cpus)
 
 
-def test_a_nap_that_is_asked_for_is_taken_under_a_quota_too(monkeypatch):
-    monkeypatch.setenv("GMPLOOP_DEBUG", "nap_ms=3")
-    monkeypatch.setattr(config, "usable_cpus_fraction", lambda: 0.1)
-    assert config.sysmon_duties()["nap_max_ns"] == 3_000_000
+@pytest.mark.parametrize("nap_ms", [1, 3])
+def test_a_nap_that_is_asked_for_is_taken_under_a_quota_and_with_all_ps_busy(monkeypatch, nap_ms):
+    monkeypatch.setenv("GMPLOOP_DEBUG", f"nap_ms={nap_ms}")
+    monkeypatch.setattr(config, "usable_cpus_fraction", lambda root="/": 0.1)
+    duties = config.sysmon_duties()
+    assert duties["nap_max_ns"] == duties["nap_full_ns"] == nap_ms * 1_000_000
