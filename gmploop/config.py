@@ -153,7 +153,7 @@ BATCH_BYTES = 4096  # of one write; larger ones were slower if put off: measured
 BATCH_TOTAL_BYTES = 16384  # of one connection's writes; guessed
 BATCH_ENTRIES = 128  # sends that one system call carries; more take another; guessed
 BATCH_MIN_READY = 4  # callbacks that must be ready beside the one that writes: with less to do nothing is gained; measured
-BATCH_WAIT_US = 1000  # how long what was put off may wait while a callback goes on: what people do not notice
+BATCH_WAIT_US = 1000  # after so long a turn sends what waits, a fourth later another thread: what people do not notice
 BATCH_IDLE_LOOKS = 4  # looks without any, 1 ms apart, after which the thread that sees to that sleeps: each costs 10 us
 
 

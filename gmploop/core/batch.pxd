@@ -42,7 +42,7 @@ cdef extern from "sends.h" nogil:
 cdef extern from "flusher.h" nogil:
     ctypedef struct gl_writes:
         uint32_t n
-        int watched
+        int watched, due
         gl_send *a
 
 cdef enum:

@@ -4,8 +4,8 @@
 With write_batching a transport gives its small data to the batch while other callbacks of the turn are still to run; a
 turn that has nothing else to do sends at once. When the loop polls, each becomes one SEND (so those of one socket cannot
 overtake each other) with MSG_DONTWAIT, which never waits for anything: it has been done, in part or whole or not at
-all, when the enter() that took it returns. If the loop does not poll soon, because a callback blocks or computes, a
-thread sends what waits: within a millisecond, see flusher.h.
+all, when the enter() that took it returns. If the loop does not poll within a millisecond, it does so before its next
+callback; and if none comes soon, because one blocks or computes, a thread sends what waits: see flusher.h.
 
 Who holds the bytes: w.out, until w.batch_sent(n) or take(w).
 

@@ -1,7 +1,9 @@
-/* The thread that sends what a batch has held back for too long: the bound of write_batching.
+/* The thread that sees to it that what a batch holds back leaves in time: the bound of write_batching.
  *
- * A batch holds the small sends of a loop's turn until the loop polls. If a callback of that turn blocks or computes, this
- * thread sends them, `wait_ns` after the first was put there. It needs no GIL, no ring and no Python: only send(2).
+ * A batch holds the small sends of a loop's turn until the loop polls. `wait_ns` after the first was put there this thread
+ * asks the owner for them (`due`), who sends them together before its next callback: a turn of many callbacks can take
+ * longer. If none comes within a fourth of that time, since a callback blocks or computes, the thread sends them itself,
+ * one by one. It needs no GIL, no ring and no Python: only send(2).
  *
  * An entry is PENDING until somebody has sent it, then `sent` is what send() gave, or -errno. Who may do what, in the batch
  * of a loop with a thread of its own:
@@ -33,6 +35,7 @@
 typedef struct gl_writes {
     gl_spinlock lock;
     int watched, idle;
+    int due;                            /* the owner is to send what is there before its next callback; it reads it unlocked */
     uint32_t n, room, turn;             /* turn: how often all was taken */
     int64_t since_ns;                   /* of the first entry */
     gl_send *a;
@@ -71,7 +74,10 @@ static int64_t gl_flusher_look(gl_flusher *F, int64_t now_ns, int at_once) {
         if (b->n) {
             b->idle = 0;
             due_ns = b->since_ns + F->wait_ns;
-            if (at_once || due_ns <= now_ns) {
+            if (!at_once && due_ns <= now_ns && !b->due) {
+                gl_store_relaxed(&b->due, 1);
+                due_ns = now_ns + F->wait_ns / 4;
+            } else if (at_once || due_ns <= now_ns) {
                 gl_writes_send(b);
                 due_ns = now_ns + F->wait_ns;
             }
@@ -220,6 +226,7 @@ static uint32_t gl_writes_take(gl_writes *b, gl_send **a, uint32_t *room) {
     b->room = empty_room;
     b->n = 0;
     b->turn++;
+    gl_store_relaxed(&b->due, 0);
     gl_unlock(&b->lock);
     return n;
 }

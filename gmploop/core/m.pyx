@@ -212,7 +212,7 @@ cdef int run(gl_m *mp) except -1:
             gp, mp.nextg = mp.nextg, NULL
             execute(mp, gp)
             continue
-        if mp.p != NULL and mp.p.schedtick % TURNS == 0:
+        if mp.p != NULL and (mp.p.schedtick % TURNS == 0 or mp.sends != NULL and load_int(&(<SharedBatch>mp.sends).b.due)):
             flush(mp, False)
         if mp.p != NULL and mp.p.schedtick % TURNS == 0:
             n = gl_look_in_poller(S, mp)

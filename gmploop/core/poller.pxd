@@ -64,6 +64,7 @@ cdef class Poller:
     cdef readonly bint receives # whether receive() is there
     cdef readonly bint accepts  # whether poller_uring.Acceptor is to be used for listening sockets
     cdef readonly bint batches  # write_batching: send_later() is to be used
+    cdef int *due               # set: the batch wants flush() before the next callback. Never NULL
     cdef bint shared            # worlds that move use it
     cdef Py_ssize_t chunk       # bytes of the buffers that it receives into
     cdef readonly str name

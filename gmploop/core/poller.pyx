@@ -24,7 +24,7 @@ Operations. A backend that `receives` also takes receives: receive(w, True) asks
 - detach() returns when the kernel has let go of the socket: then it can be closed, and the peer sees the end.
 - Completions carry fd and generation, as events do: what comes for a former owner of the number reaches nobody.
 With write_batching (`batches`) send_later(w, data) may keep data in w.out, and has it sent by the next poll() or flush()
-or within a millisecond, whichever is first, in order and once; False: the owner is to send it. The bytes are the batch's
+or within about a millisecond, whichever is first, in order and once; False: the owner is to send it. The bytes are the batch's
 until w.batch_sent(n) or take_back(w). A loop that stops flushes.
 
 poll(delay_ns) pushes each watch that has events to its world's ready ring (once, events merged): <0 waits, 0 looks, >0
@@ -103,9 +103,13 @@ cdef class Watch:
         return 0
 
 
+cdef int NOTHING_DUE = 0
+
+
 cdef class Poller:
     def __cinit__(self, G g):
         self.g = g
+        self.due = &NOTHING_DUE
         self.table = []
         self.fork_gen = gl_fork_generation
 

@@ -160,6 +160,7 @@ cdef class EpollPoller(Poller):
 
     cdef int batch_writes(self) except -1:
         self.batch = SendBatch()
+        self.due = &self.batch.b.due
         self.batches = True
         return 0
 

@@ -537,7 +537,7 @@ cdef class LoopCore(G):
                 h = <Handle><PyObject *>entry
                 Py_DECREF(h)
                 self.run_handle(h)
-            if n and not n & SENDS_MASK:
+            if n and (not n & SENDS_MASK or load_int(self.poller.due)):
                 gl_beat(&(<OwnThread>self.apart).watched, 2)
                 self.poller.flush()
         return 0

@@ -295,6 +295,33 @@ def test_a_long_turn_sends_on_its_way(patient, run, loop):
     run(main())
 
 
+def test_a_turn_that_lasts_sends_between_two_callbacks_what_has_waited(patient, run, loop):
+    """Together, that is: it is not left to the thread that sends one by one, as long as callbacks come to an end."""
+    batch.configure(**config.batch_tunables() | {"wait_ns": 400_000_000, "min_ready": 0})
+    seen = []
+
+    def look_and_take_time(far):
+        if not seen and received(far) == b"what waits":
+            seen.append("between two callbacks")
+        elif not seen:
+            time.sleep(0.02)            # a fifth of the time that the thread leaves it
+            if received(far) == b"what waits":
+                seen.append("by the thread")
+
+    async def main():
+        loop.set_debug(False)           # whose turns are timed, and send at their end
+        async with many(loop, 2) as (transports, fars):
+            for transport in transports:
+                loop.call_soon(transport.write, b"what waits")
+            for _ in range(45):
+                loop.call_soon(look_and_take_time, fars[0])
+            ended = loop.create_future()
+            loop.call_soon(lambda: ended.set_result(list(seen)))
+            assert await ended == ["between two callbacks"]
+            assert received(fars[1]) == b"what waits"
+    run(main())
+
+
 def until_received(sock):
     """Compute until something has come."""
     while (data := received(sock)) is BlockingIOError:

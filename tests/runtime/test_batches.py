@@ -49,9 +49,9 @@ def has_rings(started):
 @pytest.fixture
 def waits(program):
     """Runs a program in which each small write waits until its M has nothing else to do: its output."""
-    def runner(source, wait_us=1_000_000, **env):
+    def runner(source, wait_us=1_000_000, debug="", **env):
         done = program(HEAD + source, timeout=60, GMPLOOP_POLLER="auto", GMPLOOP_WRITE_BATCHING="1",
-                       GMPLOOP_DEBUG=f"batch_min_ready=0,batch_wait_us={wait_us}", **env)
+                       GMPLOOP_DEBUG=f"batch_min_ready=0,batch_wait_us={wait_us}{debug}", **env)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
     return runner
@@ -78,6 +78,39 @@ async def main():
     await go(writes)
 gmploop.run(main())
 """) == "7\nnothing yet\n0 b'one,two'\n"
+
+
+def test_what_has_waited_leaves_between_two_turns(waits):
+    """Together, and not by the thread that sends one by one, as long as turns come to an end."""
+    assert waits("""
+near, far = pair()
+seen = []
+def got():
+    try:
+        return far.recv(100) == b"what waits"
+    except BlockingIOError:
+        return False
+async def writes():
+    transport, _ = await open_(near)
+    far.setblocking(False)
+    for _ in range(25):
+        go(takes_time)
+    transport.write(b"what waits")
+    while not seen:
+        await asyncio.sleep(0.01)
+    transport.abort()
+async def takes_time():
+    if not seen and got():
+        seen.append("between two turns")
+    elif not seen:
+        time.sleep(0.03)                # a fourth of the time that the thread leaves it
+        if got():
+            seen.append("by the thread")
+async def main():
+    await go(writes)
+    print(*seen)
+gmploop.run(main(), procs=1)
+""", wait_us=480_000, debug=",retake_ms=0") == "between two turns\n"
 
 
 @pytest.mark.parametrize("goes_on", ["time.sleep(0)", "sum(range(100))"])
