@@ -154,7 +154,7 @@ BATCH_TOTAL_BYTES = 16384  # of one connection's writes; guessed
 BATCH_ENTRIES = 128  # sends that one system call carries; more take another; guessed
 BATCH_MIN_READY = 4  # callbacks that must be ready beside the one that writes: with less to do nothing is gained; measured
 BATCH_WAIT_US = 1000  # after so long a turn sends what waits, a fourth later another thread: what people do not notice
-BATCH_IDLE_LOOKS = 4  # looks without any, 1 ms apart, after which the thread that sees to that sleeps: each costs 10 us
+BATCH_IDLE_LOOKS = 4  # looks without any, BATCH_WAIT_US apart, after which the thread that sees to that sleeps: each costs 10 us
 
 
 def batch_tunables() -> dict[str, int]:
@@ -170,8 +170,8 @@ def batch_tunables() -> dict[str, int]:
 # as much as ten callbacks, and they are late by no more than that (asyncio's by up to a millisecond).
 TIMERS_APART_US = 200  # guessed; the kernel's own slack is 50 us
 TIMERS_MANY = 4  # guessed
-# Callbacks after which a long turn sends what waits, a power of 2: two thirds of a millisecond of small requests, before
-# the thread that looks sends each alone. sysmon, too, sees by it that the turn goes on.
+# Callbacks after which a long turn sends what waits, a power of 2: two thirds of a millisecond of small requests. Turns of
+# longer callbacks do so when the thread that looks asks for it. sysmon, too, sees by it that the turn goes on.
 SENDS_EVERY = 64  # guessed
 
 

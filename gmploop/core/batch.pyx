@@ -406,7 +406,7 @@ def open_rings():
 @cython.final
 cdef class SharedBatch:
     """What the worlds that an M runs have written. The M flushes before it looks for work elsewhere, every so many turns,
-    and when its thread ends; an M whose callback blocks or computes leaves it to the flusher. All methods are for its
+    when it is asked to (`due`), and when its thread ends; an M whose callback blocks or computes leaves it to the flusher. All methods are for its
     thread. Rings are plain ones: any M may go on with one, and nothing in it waits for the M that used it last."""
 
     def __cinit__(self):

@@ -1,9 +1,9 @@
 /* The thread that sees to it that what a batch holds back leaves in time: the bound of write_batching.
  *
  * A batch holds the small sends of a loop's turn until the loop polls. `wait_ns` after the first was put there this thread
- * asks the owner for them (`due`), who sends them together before its next callback: a turn of many callbacks can take
- * longer. If none comes within a fourth of that time, since a callback blocks or computes, the thread sends them itself,
- * one by one. It needs no GIL, no ring and no Python: only send(2).
+ * asks the owner for them (`due`), who sends them together before its next callback (an M before its next world): a turn of
+ * many callbacks can take longer. If that does not come within a fourth of that time, since a callback blocks or computes,
+ * the thread sends them itself, one by one. It needs no GIL, no ring and no Python: only send(2).
  *
  * An entry is PENDING until somebody has sent it, then `sent` is what send() gave, or -errno. Who may do what, in the batch
  * of a loop with a thread of its own:
@@ -15,8 +15,8 @@
  *
  * `watched` says that the flusher has the batch on its list. The loop's thread sets it with the first entry, under `lock`,
  * and puts the batch there; the flusher clears it, under `lock`, when it has found the batch empty `idle_looks` times in a
- * row. So a batch with entries is always on the list, a server under load costs a look a millisecond, and one that is
- * idle, or has one thing to do at a time, costs none: with no batch on the list the thread sleeps.
+ * row. So a batch with entries is always on the list, a server under load costs a look a millisecond, two if its turns last
+ * longer, and one that is idle, or has one thing to do at a time, costs none: with no batch on the list the thread sleeps.
  *
  * A batch of an M (worlds that move) has entries whose writers other Ms may run by now: who may do what with those says
  * sends.h; its owner is the M. What they cannot send is tried again at the next look.
@@ -38,6 +38,7 @@ typedef struct gl_writes {
     int due;                            /* the owner is to send what is there before its next callback; it reads it unlocked */
     uint32_t n, room, turn;             /* turn: how often all was taken */
     int64_t since_ns;                   /* of the first entry */
+    int64_t asked_ns;                   /* when `due` was set */
     gl_send *a;
     struct gl_writes *next;
 } gl_writes;
@@ -73,9 +74,10 @@ static int64_t gl_flusher_look(gl_flusher *F, int64_t now_ns, int at_once) {
         gl_lock(&b->lock);
         if (b->n) {
             b->idle = 0;
-            due_ns = b->since_ns + F->wait_ns;
+            due_ns = b->due ? b->asked_ns + F->wait_ns / 4 : b->since_ns + F->wait_ns;
             if (!at_once && due_ns <= now_ns && !b->due) {
                 gl_store_relaxed(&b->due, 1);
+                b->asked_ns = now_ns;
                 due_ns = now_ns + F->wait_ns / 4;
             } else if (at_once || due_ns <= now_ns) {
                 gl_writes_send(b);

@@ -69,6 +69,7 @@ cdef class G:
     cdef int add_timer(self, TimerHandle h, double key) noexcept
     cdef int run_handle(self, Handle h) except -1
     cdef int callback_failed(self, Handle h, PyObject *cb, PyObject *args, PyObject *ctx) except -1
+    cdef bint steps_asyncios_task(self) except -1
     cdef int drop_queues(self) except -1
     cdef int wake(self) except -1
     cdef object new_future(self)

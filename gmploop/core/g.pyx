@@ -132,6 +132,11 @@ cdef class G:
             current_tasks[self] = <object>self.current
         return (<PyTypeObject *>object).tp_hash(self)
 
+    cdef bint steps_asyncios_task(self) except -1:
+        """Whether what it runs is a step of asyncio's own Task, where there is the table. That waits for asyncio's futures
+        with 2,100 instructions less than for ours. aiohttp makes such tasks, to start them eagerly."""
+        return self.current == NULL and current_tasks is not None and len(current_tasks) != 0 and self in current_tasks
+
     cdef int drop_queues(self) except -1:
         """Let go of everything queued, without running it. Watches that stood in the ring are not touched otherwise."""
         cdef size_t entry

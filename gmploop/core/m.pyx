@@ -340,7 +340,8 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
             report(gl_take_exception())
         pp = gl_enter(mp)
         turns += 1
-        if pp == NULL or r == TURN_IDLE or turns == TURNS or gl_runq_len(&pp.q) or load_size(&S.qsize):
+        if (pp == NULL or r == TURN_IDLE or turns == TURNS or gl_runq_len(&pp.q) or load_size(&S.qsize)
+                or mp.sends != NULL and load_int(&(<SharedBatch>mp.sends).b.due)):
             break
     return put_away(mp, gp, r)
 

@@ -242,7 +242,8 @@ static int gl_parks(gl_sched *S, gl_watch *w) {
     return parks;
 }
 
-/* Where each CPU has a P and none is idle, a look interrupts a turn; nobody is there, either, to be woken to a queue. */
+/* Where there are as many Ps as CPUs and none is idle, a look mostly interrupts a turn; nobody is there, either, to be woken
+ * to a queue. One whose callback blocks is not idle: so it loses its P a millisecond later, in the worst case. */
 static inline int64_t gl_longest_nap(gl_sched *S, const gl_watch *w) {
     return gl_load_relaxed(&S->npidle) == 0 && gl_load_relaxed(&S->procs) >= w->cpus ? w->nap_full_ns : w->nap_max_ns;
 }

@@ -260,10 +260,22 @@ static void test_illegal_m(void) {
     gl_m_set(&m, M_RUNNING);
 }
 
+/* How long sysmon naps at most: longer where a look interrupts a turn. */
+static void test_naps(void) {
+    gl_watch w = { .nap_max_ns = 1, .nap_full_ns = 2, .cpus = 2 };
+    static const struct { int procs, idle; int64_t longest; } cases[] = {
+        { 2, 0, 2 }, { 3, 0, 2 }, { 2, 1, 1 }, { 3, 1, 1 }, { 1, 0, 1 }, { 0, 0, 1 } };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        sched.procs = cases[i].procs;
+        sched.npidle = cases[i].idle;
+        CHECK(gl_longest_nap(&sched, &w) == cases[i].longest);
+    }
+}
+
 int main(int argc, char **argv) {
     const check_test tests[] = { { "one_proc", test_one_proc }, { "two_procs", test_two_procs },
                                  { "eight_procs", test_eight_procs }, { "changing_procs", test_changing_procs },
-                                 { "tables", test_tables }, { "dying", test_dying },
+                                 { "tables", test_tables }, { "dying", test_dying }, { "naps", test_naps },
                                  { "global_turn", test_global_turn }, { "illegal_p", test_illegal_p },
                                  { "illegal_m", test_illegal_m }, { 0 } };
     return check_main(argc, argv, tests);

@@ -23,6 +23,10 @@ def test_the_global_queue_has_a_turn_beside_a_ring_that_never_empties(c_test):
     c_test("scheduler", "global_turn")
 
 
+def test_naps_of_sysmon(c_test):
+    c_test("scheduler", "naps")
+
+
 def test_the_tables_of_transitions(c_test):
     c_test("scheduler", "tables")
 

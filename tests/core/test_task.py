@@ -24,6 +24,26 @@ def test_kinds_differ(loop, kind, run):
     assert (made == (gmploop.tasks.Task, gmploop.tasks.Future)) == (kind == "own")
 
 
+async def type_of_future(loop):
+    await asyncio.sleep(0)
+    return type(loop.create_future())
+
+
+def test_a_task_of_asyncios_own_gets_asyncios_futures(loop, kind, run):
+    """It waits for those with less ado; whatever else asks gets the loop's own."""
+    async def main():
+        theirs = asyncio.Task(type_of_future(loop), loop=loop)
+        ours = loop.create_task(type_of_future(loop))
+        called = asyncio.Event()
+        types = []
+        loop.call_soon(lambda: (types.append(type(loop.create_future())), called.set()))
+        await called.wait()
+        return [await theirs, await ours, *types]
+    own = gmploop.tasks.Future if kind == "own" else asyncio.Future
+    has_table = sys.version_info < (3, 14)          # of current tasks; later it is not to be told without cost
+    assert run(main()) == [asyncio.Future if has_table else own, own, own]
+
+
 # -- what they are
 
 def test_they_pass_for_asyncios(loop, run):
