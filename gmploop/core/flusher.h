@@ -99,11 +99,21 @@ static int64_t gl_flusher_look(gl_flusher *F, int64_t now_ns, int at_once) {
     return next_ns;
 }
 
+/* Where it shares a core with the loop, a look is not to interrupt that each time: with SCHED_BATCH it has its turn when the
+ * loop waits, or blocks, or when the kernel's next tick comes. With a core of its own it is on time. */
+static void gl_interrupt_less(void) {
+#if defined(SCHED_BATCH)
+    struct sched_param none = { 0 };
+    pthread_setschedparam(pthread_self(), SCHED_BATCH, &none);
+#endif
+}
+
 static void *gl_flusher_run(void *arg) {
     gl_flusher *F = (gl_flusher *)arg;
 #if defined(__linux__)
     prctl(PR_SET_NAME, "gmploop-flush", 0, 0, 0);
 #endif
+    gl_interrupt_less();
     for (;;) {
         pthread_mutex_lock(&F->lock);
         int stopping = F->stopping;

@@ -448,6 +448,22 @@ def test_the_thread_that_sees_to_it_sleeps_when_nothing_waits():
 
 
 @pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="no fork")
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux has it")
+def test_the_thread_that_sees_to_it_does_not_interrupt_the_loop(patient, run, loop):
+    def policies():
+        for task in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as comm:
+                if comm.read() == "gmploop-flush\n":
+                    yield os.sched_getscheduler(int(task))
+
+    async def main():
+        async with many(loop, 1) as (transports, _):
+            transports[0].write(b"waits")
+            while list(policies()) != [os.SCHED_BATCH]:     # it may not have begun
+                await asyncio.sleep(0)
+    run(main())
+
+
 def test_a_process_that_forks_has_no_thread_more_for_it():
     assert child_output("gmploop", """
         async def main():
