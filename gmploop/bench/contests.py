@@ -31,9 +31,11 @@ def _sched(name, unit, what, who=EVERY, threads=(1, 2), **more):
 def _sched_rows():
     pythons = ("gmploop", *LOOPS, "tonio")
     alone = dict.fromkeys(EVERY, (1, 2)) | dict.fromkeys(LOOPS, (1,))
+
     def bare(row, *counts):
         return tuple(Way(f"no loop, {n} process{'es' * (n > 1)}", "", "bare.py", {"row": row, "of": "", "threads": n})
                      for n in counts)
+
     yield _sched("cpu", "ms", "200 worlds (tasks) that compute, 40 turns each, as a whole; without a loop, by processes that "
                  "share nothing: what the machine gives", pythons, also=bare("cpu", 1, 2))
     yield _sched("tasks", "ms", "200 worlds (tasks) whose work is tasks, an asyncio.Queue and a Lock, as a whole", pythons)

@@ -212,7 +212,7 @@ cdef int run(gl_m *mp) except -1:
             gp, mp.nextg = mp.nextg, NULL
             execute(mp, gp)
             continue
-        if mp.p != NULL and (mp.p.schedtick % TURNS == 0 or mp.sends != NULL and load_int(&(<SharedBatch>mp.sends).b.due)):
+        if mp.p != NULL and (mp.p.schedtick % TURNS == 0 or sends_are_due(mp)):
             flush(mp, False)
         if mp.p != NULL and mp.p.schedtick % TURNS == 0:
             n = gl_look_in_poller(S, mp)
@@ -238,6 +238,10 @@ cdef int run(gl_m *mp) except -1:
             continue
         execute(mp, gp)
     return 0
+
+
+cdef inline bint sends_are_due(gl_m *mp) noexcept:
+    return mp.sends != NULL and load_int(&(<SharedBatch>mp.sends).b.due)
 
 
 cdef int flush(gl_m *mp, bint last) except -1:
@@ -341,7 +345,7 @@ cdef int execute(gl_m *mp, gl_g *gp) except -1:
         pp = gl_enter(mp)
         turns += 1
         if (pp == NULL or r == TURN_IDLE or turns == TURNS or gl_runq_len(&pp.q) or load_size(&S.qsize)
-                or mp.sends != NULL and load_int(&(<SharedBatch>mp.sends).b.due)):
+                or sends_are_due(mp)):
             break
     return put_away(mp, gp, r)
 

@@ -24,8 +24,9 @@ Operations. A backend that `receives` also takes receives: receive(w, True) asks
 - detach() returns when the kernel has let go of the socket: then it can be closed, and the peer sees the end.
 - Completions carry fd and generation, as events do: what comes for a former owner of the number reaches nobody.
 With write_batching (`batches`) send_later(w, data) may keep data in w.out, and has it sent by the next poll() or flush()
-or within about a millisecond, whichever is first, in order and once; False: the owner is to send it. The bytes are the batch's
-until w.batch_sent(n) or take_back(w). A loop that stops flushes.
+or within about a millisecond, whichever is first, in order and once; False: the owner is to send it. The bytes are the
+batch's until w.batch_sent(n) or take_back(w). A loop that stops flushes, and one for whom `due` is set, before its next
+callback.
 
 poll(delay_ns) pushes each watch that has events to its world's ready ring (once, events merged): <0 waits, 0 looks, >0
 waits at most so long. It gives up the GIL, mostly to look too (gil.h). It returns early, without events, for a signal or a wake().

@@ -9,9 +9,9 @@
  * Loops with a thread of their own (watched.h) have no P: of these only (d) is done. Waiting in the poller is no stall.
  *
  * Naps: `nap_min_ns` while something is done, doubling after 50 naps without (after a park at once), up to `nap_max_ns`
- * (or `nap_full_ns`, see gl_longest_nap), not past the next retake unless a nap is longer anyway. While all Ps are idle it sleeps until somebody takes one
- * (`sysmon_parked`, under the scheduler's lock); but `loop_nap_ns` at a time, not past the next stall, until no loop with a
- * thread of its own has done anything for STILL_NAPS of these (`unwatched`).
+ * (or `nap_full_ns`, see gl_longest_nap), not past the next retake unless a nap is longer anyway. While all Ps are idle it
+ * sleeps until somebody takes one (`sysmon_parked`, under the scheduler's lock); but `loop_nap_ns` at a time, not past the
+ * next stall, until no loop with a thread of its own has done anything for STILL_NAPS of these (`unwatched`).
  *
  * A callback that computes needs a core, and a P handed off adds a thread: so without a GIL (`one_computing`) only one
  * of those may go on alone at a time. Callbacks that sleep may without limit.
