@@ -30,6 +30,7 @@ cdef extern from "Python.h":
     ctypedef int (*traverseproc)(PyObject *, visitproc, void *) noexcept
     ctypedef int (*inquiry)(PyObject *) noexcept
     Py_ssize_t Py_REFCNT(PyObject *)
+    Py_ssize_t PyDict_GET_SIZE(PyObject *)
     ctypedef struct SlotsOfType "PyTypeObject":
         traverseproc tp_traverse
         inquiry tp_clear
@@ -133,9 +134,10 @@ cdef class G:
         return (<PyTypeObject *>object).tp_hash(self)
 
     cdef bint steps_asyncios_task(self) except -1:
-        """Whether what it runs is a step of asyncio's own Task, where there is the table. That waits for asyncio's futures
-        with 2,100 instructions less than for ours. aiohttp makes such tasks, to start them eagerly."""
-        return self.current == NULL and current_tasks is not None and len(current_tasks) != 0 and self in current_tasks
+        """While no task of ours makes a step: whether asyncio's own Task does, where there is the table. That waits for
+        asyncio's futures with 2,100 instructions less than for ours. aiohttp makes such tasks, to start them eagerly."""
+        return (current_tasks is not None and PyDict_GET_SIZE(<PyObject *>current_tasks) != 0
+                and self in current_tasks)
 
     cdef int drop_queues(self) except -1:
         """Let go of everything queued, without running it. Watches that stood in the ring are not touched otherwise."""

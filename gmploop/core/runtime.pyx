@@ -671,7 +671,8 @@ cdef class LoopCore(G):
     def create_future(self):
         """A future of this loop."""
         factory = factory_of(self)
-        if self.own_tasks and (factory is None or factory is stock_eager_factory) and not self.steps_asyncios_task():
+        if (self.own_tasks and (factory is None or factory is stock_eager_factory)
+                and (self.current != NULL or not self.steps_asyncios_task())):
             return make_future(self)        # another factory's tasks are asyncio's, and quicker with its futures
         return PyObject_Call(futures_names["Future"], (), self.task_kwargs())
 
