@@ -4,8 +4,8 @@
 With write_batching a transport gives its small data to the batch while other callbacks of the turn are still to run; a
 turn that has nothing else to do sends at once. When the loop polls, each becomes one SEND (so those of one socket cannot
 overtake each other) with MSG_DONTWAIT, which never waits for anything: it has been done, in part or whole or not at
-all, when the enter() that took it returns. If the loop does not poll within a millisecond, it does so before its next
-callback; and if none comes soon, because one blocks or computes, a thread sends what waits: see flusher.h.
+all, when the enter() that took it returns. A loop that does not poll within a millisecond sends what waits before its next
+callback; and if that does not come soon, because one blocks or computes, a thread sends it: see flusher.h.
 
 Who holds the bytes: w.out, until w.batch_sent(n) or take(w).
 
@@ -406,8 +406,9 @@ def open_rings():
 @cython.final
 cdef class SharedBatch:
     """What the worlds that an M runs have written. The M flushes before it looks for work elsewhere, every so many turns,
-    when it is asked to (`due`), and when its thread ends; an M whose callback blocks or computes leaves it to the flusher. All methods are for its
-    thread. Rings are plain ones: any M may go on with one, and nothing in it waits for the M that used it last."""
+    when it is asked to (`due`), and when its thread ends; an M whose callback blocks or computes leaves it to the flusher.
+    All methods are for its thread. Rings are plain ones: any M may go on with one, and nothing in it waits for the M that
+    used it last."""
 
     def __cinit__(self):
         self.waiting, self.sending = [], []
