@@ -122,6 +122,14 @@ def resolve_debug(value: bool | None = None) -> bool | None:
     return bool(value)
 
 
+def check_seconds(option: str, value: float | None) -> None:
+    """Raise TypeError or ValueError unless it is None or a number >= 0."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise TypeError(f"{option} takes seconds or None, not {value!r}")
+    if value is not None and not value >= 0:
+        raise ValueError(f"{option} takes seconds >= 0 or None, not {value!r}")
+
+
 def dumps_on_sigquit() -> bool:
     """Whether gmploop.run() has SIGQUIT print gmploop.dump(). Raises ValueError for a bad GMPLOOP_DEBUG."""
     return parse_debug(os.environ.get("GMPLOOP_DEBUG", "")).get("sigquit", False)
@@ -155,13 +163,16 @@ BATCH_ENTRIES = 128  # sends that one system call carries; more take another; gu
 BATCH_MIN_READY = 4  # callbacks that must be ready beside the one that writes: with less to do nothing is gained; measured
 BATCH_WAIT_US = 1000  # after so long a turn sends what waits, a fourth later another thread: what people do not notice
 BATCH_IDLE_LOOKS = 4  # looks without any, BATCH_WAIT_US apart, after which the thread that sees to that sleeps: each costs 10 us
+BATCH_CALM_LOOKS = 64  # looks that found nothing late, after which they are farther apart: so nearly each turn was shorter; guessed
+BATCH_CALM_WAITS = 4  # so many BATCH_WAIT_US between looks then
 
 
 def batch_tunables() -> dict[str, int]:
     """What core.batch takes, from the figures above and GMPLOOP_DEBUG."""
     debug = parse_debug(os.environ.get("GMPLOOP_DEBUG", ""))
-    return {"wait_ns": debug.get("batch_wait_us", BATCH_WAIT_US) * 1000, "idle_looks": BATCH_IDLE_LOOKS,
-            "entries": BATCH_ENTRIES, "min_ready": debug.get("batch_min_ready", BATCH_MIN_READY)}
+    wait_ns = debug.get("batch_wait_us", BATCH_WAIT_US) * 1000
+    return {"wait_ns": wait_ns, "calm_ns": BATCH_CALM_WAITS * wait_ns, "idle_looks": BATCH_IDLE_LOOKS,
+            "calm_looks": BATCH_CALM_LOOKS, "entries": BATCH_ENTRIES, "min_ready": debug.get("batch_min_ready", BATCH_MIN_READY)}
 
 
 # -- turns of a loop

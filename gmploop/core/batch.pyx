@@ -33,13 +33,13 @@ from gmploop.core.poller cimport fork_generation, EV_OUT
 
 cdef extern from "flusher.h" nogil:
     """
-    static gl_flusher gl_the_flusher = { .lock = PTHREAD_MUTEX_INITIALIZER, .wait_ns = 1000000, .idle_looks = 4 };
+    static gl_flusher gl_the_flusher = { .lock = PTHREAD_MUTEX_INITIALIZER };
     static void gl_forget_flusher(void) { gl_flusher_after_fork(&gl_the_flusher); }
     static void gl_flusher_watch_forks(void) { pthread_atfork(NULL, NULL, gl_forget_flusher); }
     """
     ctypedef struct gl_flusher:
-        int64_t wait_ns
-        int idle_looks
+        int64_t wait_ns, calm_ns
+        int idle_looks, calm_looks
     gl_flusher gl_the_flusher
     void gl_flusher_watch_forks()
     int gl_flusher_watch(gl_flusher *, gl_writes *)
@@ -73,11 +73,13 @@ cdef unsigned ENTRIES = 128
 cdef size_t MIN_READY = 4
 
 
-def configure(*, long long wait_ns, int idle_looks, unsigned entries, size_t min_ready):
-    """How long data may wait (ns) and after how many looks without any the thread that sees to it lets a loop alone; how
-    many sends one call carries at most; how many callbacks must be ready beside the one that writes."""
+def configure(*, long long wait_ns, long long calm_ns, int idle_looks, int calm_looks, unsigned entries, size_t min_ready):
+    """How long data may wait (ns), and after how many looks without any the thread that sees to it lets a loop alone; how
+    far apart its looks are (ns) once so many have found nothing late; how many sends one call carries at most; how many
+    callbacks must be ready beside the one that writes."""
     global ENTRIES, MIN_READY
     gl_the_flusher.wait_ns, gl_the_flusher.idle_looks = wait_ns, idle_looks
+    gl_the_flusher.calm_ns, gl_the_flusher.calm_looks = calm_ns, calm_looks
     ENTRIES, MIN_READY = entries, min_ready
 
 

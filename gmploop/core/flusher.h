@@ -15,8 +15,10 @@
  *
  * `watched` says that the flusher has the batch on its list. The loop's thread sets it with the first entry, under `lock`,
  * and puts the batch there; the flusher clears it, under `lock`, when it has found the batch empty `idle_looks` times in a
- * row. So a batch with entries is always on the list, a server under load costs a look a millisecond, two if its turns last
- * longer, and one that is idle, or has one thing to do at a time, costs none: with no batch on the list the thread sleeps.
+ * row. So a batch with entries is always on the list, and a server that is idle, or has one thing to do at a time, costs no
+ * looks: with no batch on the list the thread sleeps. One under load costs a look each `wait_ns`, two if its turns last
+ * longer; once `calm_looks` in a row have found nothing late, one each `calm_ns`, until one does. That is how late the first
+ * may be that a callback keeps after a time in which none did: a look makes the loop's caches cold.
  *
  * A batch of an M (worlds that move) has entries whose writers other Ms may run by now: who may do what with those says
  * sends.h; its owner is the M. What they cannot send is tried again at the next look.
@@ -34,7 +36,7 @@
 
 typedef struct gl_writes {
     gl_spinlock lock;
-    int watched, idle;
+    int watched, idle, calm;            /* of the looks, how many in a row have found it empty, and nothing late */
     int due;                            /* the owner is to send what is there before its next callback; it reads it unlocked */
     uint32_t n, room, turn;             /* turn: how often all was taken */
     int64_t since_ns;                   /* of the first entry */
@@ -49,8 +51,8 @@ typedef struct {
     gl_note note;
     pthread_t thread;
     int running, stopping;              /* under lock */
-    int64_t wait_ns;
-    int idle_looks;
+    int64_t wait_ns, calm_ns;
+    int idle_looks, calm_looks;
 } gl_flusher;
 
 /* Send what is pending in the batch, whose lock is held; it is let go between two sends. */
@@ -62,6 +64,11 @@ static void gl_writes_send(gl_writes *b) {
         gl_unlock(&b->lock);
         gl_lock(&b->lock);
     }
+}
+
+/* Count a look that has found nothing late; whether there have been many. */
+static int gl_calm(const gl_flusher *F, gl_writes *b) {
+    return b->calm > F->calm_looks || ++b->calm > F->calm_looks;
 }
 
 /* One look, with the flusher's lock held; at_once: nothing may wait, and nothing is watched any more. Returns when to
@@ -77,19 +84,22 @@ static int64_t gl_flusher_look(gl_flusher *F, int64_t now_ns, int at_once) {
             due_ns = b->due ? b->asked_ns + F->wait_ns / 4 : b->since_ns + F->wait_ns;
             if (!at_once && due_ns <= now_ns && !b->due) {
                 gl_store_relaxed(&b->due, 1);
+                b->calm = 0;
                 b->asked_ns = now_ns;
                 due_ns = now_ns + F->wait_ns / 4;
             } else if (at_once || due_ns <= now_ns) {
                 gl_writes_send(b);
                 due_ns = now_ns + F->wait_ns;
+            } else if (!b->due && gl_calm(F, b)) {
+                due_ns = now_ns + F->calm_ns;
             }
         } else {
             b->idle++;
-            due_ns = now_ns + F->wait_ns;
+            due_ns = now_ns + (gl_calm(F, b) ? F->calm_ns : F->wait_ns);
         }
         if (at_once || b->idle > F->idle_looks) {
             *at = b->next;
-            b->watched = b->idle = 0;
+            b->watched = b->idle = b->calm = 0;
         } else {
             at = &b->next;
             if (next_ns < 0 || due_ns < next_ns) next_ns = due_ns;

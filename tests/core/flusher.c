@@ -4,9 +4,9 @@
 #include "flusher.h"
 #include <unistd.h>
 
-enum { WAIT = 1000 };
+enum { WAIT = 1000, CALM = 10 };
 
-static gl_flusher flusher = { .wait_ns = WAIT, .idle_looks = 4 };
+static gl_flusher flusher = { .wait_ns = WAIT, .calm_ns = 4 * WAIT, .idle_looks = 4, .calm_looks = CALM };
 static int near_end, far_end;
 
 static void begin(gl_writes *b, int64_t since_ns) {
@@ -78,6 +78,54 @@ static void test_taken(void) {
     end(&b);
 }
 
+/* One turn more: what was there is taken, and there is something new. */
+static void next_turn(gl_writes *b, int64_t since_ns) {
+    gl_send *a = NULL;
+    uint32_t room = 0;
+    int watch;
+    gl_writes_take(b, &a, &room);
+    free(a);
+    CHECK(gl_writes_add(b, near_end, "more", 4, NULL, 0, &watch) == 0 && !watch);
+    b->since_ns = since_ns;
+}
+
+/* Where nothing has been late for long, looks are farther apart; until something is, which then is asked for at once. */
+static void test_calm(void) {
+    gl_writes b = { 0 };
+    int64_t now = 0;
+    begin(&b, 0);
+    for (int i = 0; i < CALM; i++, now += WAIT) {
+        next_turn(&b, now + 1);
+        CHECK(gl_flusher_look(&flusher, now + 2, 0) == now + 1 + WAIT);
+    }
+    for (int i = 0; i < 3; i++, now += 4 * WAIT) {
+        next_turn(&b, now + 1);
+        CHECK(gl_flusher_look(&flusher, now + 2, 0) == now + 2 + 4 * WAIT && !b.due);
+    }
+    CHECK(gl_flusher_look(&flusher, now, 0) == now + WAIT / 4 && b.due && !arrived(far_end));
+    next_turn(&b, now + 1);
+    CHECK(gl_flusher_look(&flusher, now + 2, 0) == now + 1 + WAIT);
+    end(&b);
+}
+
+/* So are they where a loop mostly has nothing to send; one that is let alone in between begins anew. */
+static void test_calm_and_idle(void) {
+    gl_writes b = { 0 };
+    int64_t now = 0;
+    begin(&b, 0);
+    for (int i = 0; i < CALM; i++, now += WAIT) {
+        next_turn(&b, now + 1);
+        gl_flusher_look(&flusher, now + 2, 0);
+    }
+    gl_send *a = NULL;
+    uint32_t room = 0;
+    gl_writes_take(&b, &a, &room);
+    for (int i = 0; i < 4; i++) CHECK(gl_flusher_look(&flusher, now, 0) == now + 4 * WAIT && b.watched);
+    CHECK(gl_flusher_look(&flusher, now, 0) == -1 && !b.watched && !b.calm);
+    free(a);
+    end(&b);
+}
+
 /* Before a fork nothing may wait. */
 static void test_at_once(void) {
     gl_writes b = { 0 };
@@ -87,7 +135,7 @@ static void test_at_once(void) {
 }
 
 int main(int argc, char **argv) {
-    const check_test tests[] = { { "asks", test_asks }, { "early", test_early }, { "taken", test_taken },
-                                 { "at_once", test_at_once }, { 0 } };
+    const check_test tests[] = { { "asks", test_asks }, { "early", test_early }, { "taken", test_taken }, { "calm", test_calm },
+                                 { "calm_and_idle", test_calm_and_idle }, { "at_once", test_at_once }, { 0 } };
     return check_main(argc, argv, tests);
 }

@@ -8,6 +8,6 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(sys.platform != "linux
 
 
 @pytest.mark.parametrize("build", ["plain", "checked"])
-@pytest.mark.parametrize("test", ["asks", "early", "taken", "at_once"])
+@pytest.mark.parametrize("test", ["asks", "early", "taken", "calm", "calm_and_idle", "at_once"])
 def test_looks(c_test, test, build):
     c_test("flusher", test, build)
