@@ -9,6 +9,8 @@ Who may touch what
   be taken twice (the exchange leaves NULL), and none is lost (a push that fails its CAS tries again on the new head).
   ABA cannot hurt: a push only links to the head it read, and whether that head is the same node as before or a reused
   one at the same address, it is the current list.
+- The order in which callbacks run is that in which they were handed in, by whomever, as on asyncio: the owner appends to
+  the ready ring what others have posted before it appends something itself.
 - No wake-up is lost: see gstate.h. A post is inbox first, then notify; the owner going to sleep makes its CAS
   RUNNING -> IDLE only after it found ring and inbox empty, and the CAS fails if a notify came in between.
 - A timer is due when the clock, read after its deadline was set, has come to it: it never runs early, not by the clock's
@@ -163,7 +165,9 @@ cdef class G:
             Py_DECREF(<object>p)
 
     cdef int push_entry(self, size_t entry) except -1:
-        """Append to the ready ring; the caller has made the reference."""
+        """Append to the ready ring, behind what has been posted; the caller has made the reference."""
+        if load_head(&self.inbox) != NULL:
+            self.take_inbox()
         if gl_ring_push(&self.ready, entry) < 0:
             Py_DECREF(<object><PyObject *>(entry & ~<size_t>3))
             raise MemoryError()
@@ -209,19 +213,25 @@ cdef class G:
 
     cdef int drain_inbox(self) except -1:
         """Append what was posted to the ready ring, oldest first. By the owner."""
+        if not self.take_inbox():
+            raise MemoryError()
+        return 0
+
+    cdef bint take_inbox(self) noexcept:
+        """The same; False without memory: it is still there the next time."""
         cdef PyObject *newest
         cdef PyObject *p
         cdef PyObject *next
         cdef PyObject *oldest = NULL
         cdef size_t n = 0
         if load_head(&self.inbox) == NULL:
-            return 0
+            return True
         p = newest = <PyObject *>gl_exchange_acq_rel(&self.inbox, NULL)
         while p != NULL:
             n, p = n + 1, (<Handle>p).next
         if gl_ring_reserve(&self.ready, n) < 0:
-            self.put_back(newest)           # for the next time
-            raise MemoryError()
+            self.put_back(newest)
+            return False
         while newest != NULL:
             next = (<Handle>newest).next
             (<Handle>newest).next = oldest
@@ -230,9 +240,9 @@ cdef class G:
             p, oldest = oldest, (<Handle>oldest).next
             (<Handle>p).next = NULL
             gl_ring_push(&self.ready, <size_t>p)
-        return 0
+        return True
 
-    cdef int put_back(self, PyObject *taken) except -1:
+    cdef int put_back(self, PyObject *taken) noexcept:
         """What was taken from the inbox, newest first, goes behind what was posted meanwhile."""
         cdef PyObject *newer
         cdef PyObject *p
@@ -258,7 +268,7 @@ cdef class G:
         while gl_timers_len(&self.w.timers) and self.w.timers.a[0].when <= now:
             if gl_ring_reserve(&self.ready, 1) < 0:
                 raise MemoryError()             # it is still there the next time
-            self.push_entry(<size_t>gl_timers_remove(&self.w.timers, 0))
+            gl_ring_push(&self.ready, <size_t>gl_timers_remove(&self.w.timers, 0))
         return 0
 
     cdef int wake(self) except -1:

@@ -53,6 +53,7 @@ cdef extern from "atomics.h" nogil:
     void store_byte "gl_store_release"(unsigned char *, unsigned char)
     void store_flag "gl_store_release"(flag *, flag)
     uint32_t take_events "gl_exchange_acq_rel"(uint32_t *, uint32_t)
+    PyObject *load_head "gl_load_relaxed"(PyObject **)
     void store_owner "gl_store_release"(unsigned long *, unsigned long)
 
 cdef object CancelledError = asyncio.CancelledError
@@ -192,6 +193,8 @@ cdef class MovingCore(LoopCore):
 
     cdef int push_root(self) except -1:
         """It is to be stepped. The entry is the world itself. Without memory the next turn tries again."""
+        if load_head(&self.inbox) != NULL:
+            self.take_inbox()           # first what was posted before
         self.parked = gl_ring_push(&self.ready, <size_t><PyObject *>self | 3) < 0
         if self.parked:
             take_flag(&self.woken, True)

@@ -20,6 +20,43 @@ def on(loop, coro):
 
 # -- call_soon_threadsafe
 
+def elsewhere(fn, *args):
+    thread = threading.Thread(target=fn, args=args)
+    thread.start()
+    thread.join()
+
+
+def test_what_a_thread_posts_comes_before_what_is_called_later(run):
+    """While a callback runs: into the queue, before the callback's own."""
+    async def main():
+        loop, log = asyncio.get_running_loop(), []
+        future = loop.create_future()
+        future.add_done_callback(lambda _: log.append("future"))
+        loop.call_soon(log.append, "call_soon")
+        elsewhere(loop.call_soon_threadsafe, log.append, "posted")
+        loop.call_soon(log.append, "call_soon again")
+        elsewhere(loop.call_soon_threadsafe, log.append, "posted again")
+        future.set_result(None)
+        elsewhere(loop.call_soon_threadsafe, log.append, "posted last")
+        loop.call_soon_threadsafe(log.append, "own")
+        await turns(3)
+        return log
+    assert run(main()) == ["call_soon", "posted", "call_soon again", "posted again", "future", "posted last", "own"]
+
+
+@pytest.mark.parametrize("awaits", [1, 2])
+def test_a_task_that_a_thread_has_cancelled_notices_at_its_next_await(run, awaits):
+    async def cancelled():
+        await asyncio.sleep(0)
+        elsewhere(asyncio.get_running_loop().call_soon_threadsafe, asyncio.current_task().cancel)
+        for _ in range(awaits):
+            await asyncio.sleep(0)
+
+    async def main():
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(cancelled())
+    run(main())
+
 def test_thread_safe_calls_are_neither_lost_nor_doubled_nor_reordered(loop_factory, in_thread):
     """Four loops, four producers each. Pauses let the loops go idle, so that each has to be woken again and again."""
     loops, count = [loop_factory() for _ in range(4)], 20_000
