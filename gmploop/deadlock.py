@@ -3,7 +3,8 @@
 It is certain when every task of every world waits for a channel, a lock or a goroutine, and nothing from outside could
 end one of these waits: no timer, no descriptor that is watched, no signal handler, no thread but the runtime's own and
 executors' idle ones. A task that waits for anything else (an asyncio.Event, a future: who knows who has it) makes it
-uncertain, and so does all that cannot be found out here: then nothing is raised, and dump() shows who waits.
+uncertain, and so does all that cannot be found out here (a goroutine that has used a ring for files watches that until
+it ends): then nothing is raised, and dump() shows who waits.
 
 When it is looked for: core/runtime.pyx (RestWatch), core/rest.pyx. `main`'s loop must be run by the main thread.
 """
@@ -20,7 +21,8 @@ from gmploop.core.goroutine import Goroutine, Join, RootJoin
 __all__ = ["DeadlockError"]
 
 _LISTED = 100           # who waits, in the text of the error; guessed
-_OUR_THREADS = "gmploop-sysmon\n", "gmploop-flush\n"      # they are no M's, and wake nobody
+# They are no M's, and wake nobody. The kernel's do what was asked of an io_uring: who waits for that waits for something else.
+_OUR_THREADS = "gmploop-sysmon\n", "gmploop-flush\n", "iou-wrk-"
 _Gathering = getattr(asyncio.tasks, "_GatheringFuture", ())
 
 
@@ -107,7 +109,7 @@ def _threads_are_ours(executors):
         for tid in os.listdir("/proc/self/task"):
             if int(tid) not in known:
                 with open(f"/proc/self/task/{tid}/comm") as comm:
-                    if comm.read() not in _OUR_THREADS:
+                    if not comm.read().startswith(_OUR_THREADS):
                         return False
     except (OSError, ValueError):           # no such file system; or a thread that has just ended
         return False

@@ -94,6 +94,10 @@ cdef class Watch:
     cdef bint is_ended(self):
         return True
 
+    cdef bint asked_for(self):
+        """Whether nothing comes by it but what a task of its loop waits for."""
+        return False
+
     cdef int push(self, uint32_t events) except -1:
         """Put the watch in its world's ready ring (once), with these events."""
         self.revents |= events

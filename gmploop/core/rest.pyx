@@ -93,9 +93,10 @@ def sleeps(MovingCore world not None):
 
 
 def watched(LoopCore loop not None, int but):
-    """A descriptor that a loop's own poller has to do with, other than the number `but`: its watch; or None."""
+    """A descriptor that a loop's own poller has to do with, other than the number `but` and that of its ring for files:
+    its watch; or None."""
     cdef Watch w
     for w in loop.poller.table:
-        if w is not None and w.fd != but:
+        if w is not None and w.fd != but and not w.asked_for():
             return w
     return None

@@ -247,6 +247,9 @@ cdef class FileRing(Watch):
     cdef bint is_ended(self):
         return False
 
+    cdef bint asked_for(self):
+        return True
+
     cdef int open(self) except -1:
         cdef Poller poller = self.g.poller
         cdef int e = gl_uring_open(&self.r, self.entries, self.cq_entries)

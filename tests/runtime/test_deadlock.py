@@ -55,6 +55,8 @@ CERTAIN = {
             await receives()
         await go(locked)""",
     "an executor that is idle": "await asyncio.to_thread(int); await go(asyncio.to_thread, int); await jobs.recv()",
+    "files that main has written": "await gmploop.fs.write_bytes(os.devnull, b'x' * 100000); await jobs.recv()",
+    "files that a goroutine had written": "await go(gmploop.fs.write_bytes, os.devnull, b'x' * 100000); await go(receives)",
     "what was watched": """
         one, two = socket.socketpair()
         loop = asyncio.get_running_loop()
@@ -183,7 +185,7 @@ def source_of(cases):
     return HEAD + HELPERS + bodies + f"""
 for lock_main in True, False:
     for name, case in zip({list(cases)!r}, [{", ".join(f"case{i}" for i in range(len(cases)))}]):
-        if not lock_main and "signal" in name:
+        if not lock_main and ("signal" in name or "main has written" in name):
             continue                # for the main thread's loop
         lock.try_acquire()
         lock.release()
@@ -202,7 +204,7 @@ def names(cases, unlocked, end):
 def test_what_is_certain_ends_the_run(program):
     cases = {name: body for name, body in CERTAIN.items() if name not in ("what was watched", "a signal that was handled")}
     done = program(source_of(cases))
-    assert done.stdout.splitlines() == names(cases, (), "is dead"), done.stderr
+    assert done.stdout.splitlines() == names(cases, ("files that main has written",), "is dead"), done.stderr
 
 
 @pytest.mark.parametrize("env", [{}, {"GMPLOOP_POLLER": "io_uring"}, {"GMPLOOP_TASKS": "asyncio"}])
