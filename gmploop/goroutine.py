@@ -38,16 +38,25 @@ class Group:
 
     def __init__(self) -> None:
         self._tasks = asyncio.TaskGroup()
+        self._entered = self._over = False
 
     async def __aenter__(self) -> "Group":
+        if self._entered:
+            raise RuntimeError("a Group is entered once: make another")
         await self._tasks.__aenter__()
+        self._entered = True
         return self
 
     async def __aexit__(self, *error: Any) -> None:
-        await self._tasks.__aexit__(*error)
+        try:
+            await self._tasks.__aexit__(*error)
+        finally:
+            self._over = True
 
     def go(self, fn_or_coro: Any, *args: Any, name: str | None = None) -> Goroutine:
         """As gmploop.go(), in this group. RuntimeError if the group is not entered, or is ending."""
+        if not self._entered or self._over:
+            raise RuntimeError(f"the Group is {'over' if self._over else 'not entered: async with Group() as group'}")
         waiter = _over(goroutine := go(fn_or_coro, *args, name=name))
         try:
             self._tasks.create_task(waiter)

@@ -134,8 +134,8 @@ def run(
         signals.serve_goroutines()
     if not isinstance(lock_main, bool):
         raise TypeError(f"lock_main takes True or False, not {lock_main!r}")
-    if shutdown_timeout is not None and not isinstance(shutdown_timeout, (int, float)):
-        raise TypeError(f"shutdown_timeout takes seconds or None, not {shutdown_timeout!r}")
+    config.resolve_debug(debug)
+    config.check_seconds("shutdown_timeout", shutdown_timeout)
     if not lock_main and replicas is not None:
         raise TypeError("each replica's main is locked to its thread: no lock_main=False with replicas")
     if not lock_main:
@@ -170,7 +170,7 @@ def run(
                     runner.get_loop().poller.outlive()
                 raise
             finally:
-                _end_goroutines(runner.get_loop(), shutdown_timeout)
+                _end_goroutines(runner.get_loop(), shutdown_timeout, sys.exception())
     finally:
         asyncio.set_event_loop(None)
 
@@ -215,9 +215,22 @@ def _deadlock() -> Any:
     return deadlock
 
 
-def _end_goroutines(loop: asyncio.AbstractEventLoop, timeout: float | None) -> None:
-    if sched.procs() and not loop.is_closed():
-        loop.run_until_complete(_goroutines().end_goroutines(loop, timeout))
+def _end_goroutines(loop: asyncio.AbstractEventLoop, timeout: float | None, ended_by: BaseException | None) -> None:
+    if not sched.procs() or loop.is_closed():
+        return
+    # Who awaits a goroutine that has ended the run gets the error that ended it, here: that is on its way already.
+    fatal = ended_by if isinstance(ended_by, (SystemExit, KeyboardInterrupt)) else None
+    tasks = asyncio.all_tasks(loop) if fatal is not None else ()
+    ending = loop.create_task(_goroutines().end_goroutines(loop, timeout))
+    while not ending.done():
+        try:
+            loop.run_until_complete(ending)
+        except (SystemExit, KeyboardInterrupt) as exc:
+            if exc is not fatal:
+                raise
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()
 
 
 def _run_unlocked(main: Any, debug: bool | None, procs: int | None, timeout: float | None) -> Any:

@@ -21,6 +21,7 @@ from gmploop.core.sched cimport current_m, gl_m
 from gmploop.core.task cimport next_number
 from gmploop.core.waiter cimport Waiter, set_next
 from gmploop.core.wait cimport PARKED, ENDED
+from gmploop.core.waits cimport as_timeout
 from gmploop.core.waitq cimport W_GRANTED, gl_wait_decide
 
 cdef extern from *:
@@ -215,6 +216,7 @@ cdef class Goroutine:
         Raises what the goroutine raised, asyncio.CancelledError if it was cancelled, TimeoutError; RuntimeError if it is
         not over and the thread runs a loop, which would stand still: await the goroutine there.
         """
+        as_timeout(timeout)
         if gl_fate_status(&self.fate) == PENDING:
             if get_running_loop() is not None:
                 raise RuntimeError("result() would block the running loop: await the goroutine")
@@ -250,10 +252,28 @@ cdef class Goroutine:
     def add_done_callback(self, fn, *, context=None):
         """Call fn(goroutine) once it is over, soon: in the caller's loop, or, from a plain thread, in the thread that
         ends it."""
+        if not callable(fn):
+            raise TypeError(f"add_done_callback takes a function, not {fn!r}")
         loop = get_running_loop()
         entry = (loop, fn, PyContext_CopyCurrent() if context is None else context)
         if not wait(self, entry):
             tell(self, entry)
+
+    def remove_done_callback(self, fn):
+        """Forget what add_done_callback(fn) has asked for, each time. Returns how many there were; 0 once it is over. From
+        any thread."""
+        cdef list entries = []
+        cdef int n = 0
+        gl_fate_lock(&self.fate)
+        try:
+            if gl_fate_status(&self.fate) == PENDING:
+                entries = list(<list>self.held) if type(self.held) is list else [self.held]
+        finally:
+            gl_fate_unlock(&self.fate)
+        for entry in entries:
+            if type(entry) is tuple and entry[1] == fn:
+                n += forget(self, entry)
+        return n
 
     def get_name(self):
         """The name of its root task; None before that has begun, if go() was given none."""
@@ -291,17 +311,53 @@ cdef class Goroutine:
 
 def report_unseen(Goroutine handle, exc):
     """Nobody has seen the exception: the exception handler of the loop that made the goroutine does."""
-    context = {"message": f"Goroutine exception was never retrieved: {handle.get_name()}", "exception": exc}
     maker = maker_of(handle)
     if type(maker) is Named:
         maker = (<Named>maker).maker
-    try:
-        if maker is not None and not maker.is_closed():
-            maker.call_soon_threadsafe(maker.call_exception_handler, context)
-            return
-    except RuntimeError:
-        pass                                # closed just now
-    asyncio.log.logger.error(context["message"], exc_info=exc)
+    pass_on(maker, {"message": f"Goroutine exception was never retrieved: {handle.get_name()}", "exception": exc}, 0)
+
+
+cdef int pass_on(maker, dict context, int asked) except -1:
+    """Have the maker's exception handler called: in the maker, or, when that is over, in the loop from which it came, or,
+    when that is closed too, here, as asyncio does for a task. `asked`: how many of these were."""
+    while asked < 2:
+        loop = maker if asked == 0 else getattr(maker, "home", None)
+        asked += 1
+        if loop is not None and not loop.is_closed():
+            try:
+                loop.call_soon_threadsafe(Unseen.__new__(Unseen, maker, context, asked))
+            except RuntimeError:
+                pass                        # closed just now: it is passed on by the one that was not called
+            return 0
+    return call_handler(maker, context)
+
+
+cdef int call_handler(maker, dict context) except -1:
+    if maker is None:
+        asyncio.log.logger.error(context["message"], exc_info=context["exception"])
+    else:
+        maker.call_exception_handler(context)
+    return 0
+
+
+@cython.final
+cdef class Unseen:
+    """A callback that reports an exception. A loop that ends drops callbacks: one that was not called passes it on."""
+    cdef object maker
+    cdef dict context
+    cdef int asked
+    cdef bint called
+
+    def __cinit__(self, maker, dict context, int asked):
+        self.maker, self.context, self.asked = maker, context, asked
+
+    def __call__(self):
+        self.called = True
+        call_handler(self.maker, self.context)
+
+    def __del__(self):
+        if not self.called:
+            pass_on(self.maker, self.context, self.asked)
 
 
 cdef extern from *:

@@ -276,6 +276,10 @@ cdef class Event(Passage):
         return f"{'unset' if self.gate.value else 'set'}, {self.queued()}"
 
 
+cdef enum:
+    MANY = 0x7fffffff   # as much as a WaitGroup is told of at once: sums stay far below 63 bits
+
+
 cdef class WaitGroup(Passage):
     """Counts things that are still to be done, and lets wait until there are none."""
 
@@ -284,6 +288,12 @@ cdef class WaitGroup(Passage):
 
     def add(self, n=1):
         """Count n more (fewer, if negative). At 0 all who wait go on. ValueError, without a change, below 0."""
+        try:
+            n = n.__index__()
+        except AttributeError:
+            raise TypeError(f"WaitGroup.add takes an int, not {n!r}") from None
+        if not -MANY <= n <= MANY:
+            raise ValueError(f"WaitGroup.add takes an int of at most 31 bits, not {n!r}")
         if not self.change(n, 0, True):
             raise ValueError("negative WaitGroup counter")
 

@@ -49,6 +49,7 @@ cdef extern from "atomics.h" nogil:
 cdef enum:
     CO_COROUTINE = 0x80
     CO_ITERABLE_COROUTINE = 0x100
+    CO_GENERATORS = 0x20 | 0x200        # CO_GENERATOR, CO_ASYNC_GENERATOR
 
 cdef object get_running_loop = asyncio._get_running_loop
 
@@ -79,6 +80,8 @@ cdef object coroutine_of(fn, args):
     code = getattr(fn, "__code__", None)        # of a method, too
     if code is not None and code.co_flags & (CO_COROUTINE | CO_ITERABLE_COROUTINE):
         return fn(*args)
+    if code is not None and code.co_flags & CO_GENERATORS:
+        raise TypeError(f"go() takes a coroutine or a function, not the generator function {fn!r}, which nobody would run")
     if not callable(fn):
         raise TypeError(f"go() takes a coroutine or a function, not {fn!r}")
     return call(fn, args)

@@ -38,7 +38,10 @@ cdef double as_timeout(timeout) except? -2:
     cdef double t
     if timeout is None:
         return -1
-    t = timeout
+    try:
+        t = timeout
+    except TypeError:
+        raise TypeError(f"timeout takes None or seconds >= 0, not {timeout!r}") from None
     if isnan(t) or t < 0:
         raise ValueError(f"timeout takes None or seconds >= 0, not {timeout!r}")
     return t

@@ -64,6 +64,27 @@ gmploop.run(main(), lock_main={lock_main})
 
 
 @pytest.mark.parametrize("lock_main", [True, False])
+@pytest.mark.parametrize("wait", ["await {}", "await asyncio.gather({})", "await asyncio.wait_for({}, 10)",
+                                  "await asyncio.wait([{}])"])
+def test_sys_exit_in_a_goroutine_that_is_awaited_is_all_that_is_said(program, wait, lock_main):
+    done = program(HEAD + f"""
+async def quits():
+    sys.exit(7)
+async def lingers():
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        print("lingers ends")
+async def main():
+    go(lingers)
+    await asyncio.sleep(0.01)
+    {wait.format("go(quits)")}
+gmploop.run(main(), lock_main={lock_main})
+""")
+    assert (done.stdout, done.stderr, done.returncode) == ("lingers ends\n", "", 7)
+
+
+@pytest.mark.parametrize("lock_main", [True, False])
 def test_ctrl_c_cancels_main(lock_main):
     source = HEAD + f"""
 async def lingering():
