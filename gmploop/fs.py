@@ -51,13 +51,14 @@ def open(path: Path, mode: str = "rb", *, flags: int = 0, permissions: int = 0o6
 
     path: str, bytes or path-like. mode: "rb", "wb", "xb" or "ab", with "+" to read and write, as the builtin open()
     has them. flags: further os.O_* flags, such as os.O_DIRECT. permissions: of a new file, before the umask.
-    Raises ValueError for another mode (there are no text modes); awaited, OSError with errno and filename.
+    Raises ValueError for another mode (there are no text modes); awaited, OSError with errno and filename. In a task of
+    any loop: the file belongs to the loop in which it was awaited.
     """
     return _Opening(path, mode, flags | _flags_of(mode), permissions)
 
 
 async def read_bytes(path: Path) -> bytes:
-    """The whole content of a file."""
+    """The whole content of a file, as bytes. path as of open(); OSError with errno and filename. In a task of any loop."""
     opening = open(path)
     backend, name = opening.start()
     if type(backend) is FileRing and (data := backend.read_file_now(os.fsencode(name))) is not None:
@@ -67,8 +68,13 @@ async def read_bytes(path: Path) -> bytes:
 
 
 async def write_bytes(path: Path, data: Buffer) -> int:
-    """Make data the whole content of the file, which is made if it is not there; returns the number of bytes."""
-    with memoryview(data):          # an error about data leaves the file as it is
+    """Make data, bytes-like, the whole content of the file, which is made if it is not there; the number of bytes.
+
+    path as of open(). Raises OSError with errno and filename; TypeError, the file left as it is, for data that is not
+    bytes-like; BufferError for what is not C-contiguous. Not atomic: the file is emptied first, and a call that fails
+    after that or is cancelled may leave any part. In a task of any loop.
+    """
+    with memoryview(data):          # TypeError before the file is emptied
         async with open(path, "wb") as file:
             return await file.write(data)
 
@@ -163,7 +169,8 @@ def _make_backend(loop, ours, wanted):
 
 class File:
     """An open file, made by open(). Errors are OSError with errno and filename; ValueError once it is closed;
-    io.UnsupportedOperation for what its mode or kind does not allow."""
+    io.UnsupportedOperation for what its mode or kind does not allow. Calls are to be made from the loop that opened it;
+    from another, what reaches the system raises RuntimeError."""
 
     def __init__(self, loop, backend, d, name, mode):
         self._closed = False
@@ -197,12 +204,15 @@ class File:
         return self._d.fd
 
     def readable(self) -> bool:
+        """Whether its mode lets read; also once it is closed."""
         return self._reads
 
     def writable(self) -> bool:
+        """Whether its mode lets write; also once it is closed."""
         return self._writes
 
     def seekable(self) -> bool:
+        """Whether it has positions: regular files have, pipes and terminals have none. Also once it is closed."""
         return self._d.regular
 
     def __repr__(self) -> str:

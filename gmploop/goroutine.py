@@ -33,7 +33,8 @@ class Group:
     """Goroutines that end together: asyncio.TaskGroup over goroutines, with its rules.
 
     async with Group() as group: group.go(fn, *args). Leaving waits for all; the first that fails cancels the others and
-    the body; what failed is raised as an ExceptionGroup. For one world, as a TaskGroup is for one loop.
+    the body; what failed is raised as an ExceptionGroup. To be entered once, in a task (else RuntimeError), and used in
+    that task's world only, as a TaskGroup is in one loop; the goroutines run in worlds of their own.
     """
 
     def __init__(self) -> None:
@@ -70,8 +71,9 @@ class Group:
 def blocking(fn: Callable[..., _T], *args: Any) -> _T:
     """Call fn(*args), which may block, and return its result: other goroutines go on meanwhile, without delay.
 
-    Without it they wait until sysmon has seen that the callback blocks (10 ms). Only the goroutine that calls it waits.
-    Raises what fn raises. Outside of goroutines it is a plain call.
+    Without it they wait until sysmon has seen that the callback blocks (10 ms). The goroutine that calls it waits, with
+    all of its tasks. Raises what fn raises. From any thread; outside of goroutines it is a plain call, which holds up the
+    thread's loop if it runs one.
     """
     inside = m.enter_blocking()
     try:
@@ -82,7 +84,10 @@ def blocking(fn: Callable[..., _T], *args: Any) -> _T:
 
 
 class syscall:
-    """with syscall(): the same as blocking(), for a block of statements without await."""
+    """with syscall(): the same as blocking(), for a block of statements without await. Raises nothing of its own.
+
+    From any thread; such blocks may be nested.
+    """
 
     _inside = False
 
@@ -95,7 +100,10 @@ class syscall:
 
 
 def yield_now() -> Awaitable[None]:
-    """await yield_now(): let other tasks of this world, and other goroutines, go first."""
+    """await yield_now(): let other tasks of this world, and other goroutines, go first; gives None.
+
+    It is asyncio.sleep(0): for tasks of any loop, and cancelled as any await is.
+    """
     return asyncio.sleep(0)
 
 
@@ -114,14 +122,19 @@ def unlock_os_thread() -> None:
 
 
 def procs() -> int:
-    """How many goroutines may run at the same time."""
+    """How many goroutines may run at the same time; before the first one, how many it would then be.
+
+    Before the first one it raises ValueError for a bad GMPLOOP_PROCS. From any thread.
+    """
     return sched.procs() or config.resolve_procs()
 
 
-def set_procs(n: int) -> None:
-    """Let up to n goroutines run at the same time, from now on. From any thread.
+def set_procs(n: int | None) -> None:
+    """Let up to n goroutines run at the same time, from now on; callbacks that run go on. From any thread.
 
-    Raises TypeError or ValueError for what is no number from 1 to config.MAX_PROCS.
+    None: as many as at the start, by GMPLOOP_PROCS as it is now, else by CPUs and GIL. Starts the scheduler, if no
+    goroutine has. Raises TypeError for what is no int, ValueError for one that is not from 1 to 256 (config.MAX_PROCS) and
+    for a bad GMPLOOP_PROCS, RuntimeError or OSError where it cannot be started: no thread, no poller.
     """
     m.start(config.resolve_procs(n))
 

@@ -118,8 +118,9 @@ def _tune_malloc():
 class Loop(signals.SignalLoop, sharing.SharingLoop, accepting.AcceptingLoop, runtime.LoopCore, _BaseLoop):
     """An asyncio event loop. Every method of asyncio's Unix loop is there and means the same.
 
-    poller: "auto", "io_uring", "epoll" or "kqueue". debug: None (as `python -X dev` and PYTHONASYNCIODEBUG say), True or
-    False. write_batching: whether small writes of a turn leave together when it ends (Linux).
+    Options and errors are those of gmploop.new_event_loop(). It may be made in any thread; its methods are for the thread
+    that runs it, others use call_soon_threadsafe() and asyncio.run_coroutine_threadsafe(). While a thread runs it, a timer
+    made or a transport written to from another raises RuntimeError, and so does call_soon() in debug mode.
     """
 
     _debug_told = None      # injected by gmploop.world: called with slow_callback_duration in debug mode
@@ -159,6 +160,11 @@ class Loop(signals.SignalLoop, sharing.SharingLoop, accepting.AcceptingLoop, run
             self._watch_for_stalls()
 
     def set_debug(self, enabled):
+        """Switch asyncio's debug mode on or off (any truth value), while the loop runs too.
+
+        On, calls from a wrong thread raise RuntimeError, and callbacks that take slow_callback_duration seconds or more are
+        logged, long ones while they go on (`stall_ms` in the README). From any thread.
+        """
         super().set_debug(enabled)
         if enabled and self._debug_told is not None:
             self._debug_told(self.slow_callback_duration)

@@ -59,8 +59,9 @@ if sys.version_info < (3, 16):
 def install(*, poller: str | None = "auto", debug: bool | None = None, write_batching: bool | None = None) -> None:
     """Make asyncio use gmploop wherever it makes a loop itself: asyncio.run, Runner, new_event_loop, get_event_loop.
 
-    Takes the options of new_event_loop and raises as it does. It works for the whole process and warns on no Python,
-    also where asyncio.set_event_loop_policy does. Call it before loops are made.
+    Takes the options of new_event_loop. ValueError or TypeError for a bad one come from here, OSError for a poller that
+    cannot be had when a loop is made. It works for the whole process and warns on no Python, also where
+    asyncio.set_event_loop_policy does. Loops that were made before stay as they are. From any thread.
     """
     if sys.version_info >= (3, 16):
         config.resolve_poller(poller)

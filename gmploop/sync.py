@@ -27,7 +27,8 @@ os.register_at_fork(after_in_child=_waits.forget_lost)
 class Once:
     """Does something once. Others who ask meanwhile wait until it is done.
 
-    A call that raises or is cancelled has not been done: the next in line does it.
+    A call that raises or is cancelled has not been done: the next in line does it. From any thread: do() in tasks of any
+    loop, do_blocking() in plain threads. What is done must not ask the same Once: it would wait for itself.
     """
 
     def __init__(self, *, name=None):
@@ -36,7 +37,10 @@ class Once:
         self._result = None
 
     async def do(self, fn, *args):
-        """Returns what fn(*args), or the awaitable it returned, gave the first time; errors go to who ran it."""
+        """Call fn(*args), and await what it returns if that is awaitable, unless something was done before.
+
+        Returns what the first one gave; raises what fn raises, to the caller that ran it only.
+        """
         if not self._done:
             async with self._mutex:
                 if not self._done:
@@ -57,7 +61,7 @@ class Once:
         self._done = True
 
     def done(self):
-        """Whether it was done."""
+        """Whether it was done, at this moment. From any thread."""
         return self._done
 
     def __repr__(self):

@@ -255,7 +255,10 @@ cdef class Passage(Gate):
 
 
 cdef class Event(Passage):
-    """A flag that can be waited for."""
+    """A flag that tasks of any loop, and threads, can wait for; not set at first. `name` is for repr() and dumps.
+
+    Every method may be called from any thread; to wait there is wait() in tasks and wait_blocking() in plain threads.
+    """
 
     def __init__(self, *, name=None):
         self.gate.value = self.limit = 1        # 0: set
@@ -270,6 +273,7 @@ cdef class Event(Passage):
         self.change(0, 1, False)
 
     def is_set(self):
+        """Whether it is set, at this moment."""
         return self.gate.value == 0
 
     cdef str describe(self):
@@ -281,7 +285,10 @@ cdef enum:
 
 
 cdef class WaitGroup(Passage):
-    """Counts things that are still to be done, and lets wait until there are none."""
+    """Counts things that are still to be done, and lets wait until there are none. `name` is for repr() and dumps.
+
+    Every method may be called from any thread; to wait there is wait() in tasks and wait_blocking() in plain threads.
+    """
 
     def __init__(self, *, name=None):
         self.name = name
@@ -303,6 +310,7 @@ cdef class WaitGroup(Passage):
 
     @property
     def count(self):
+        """How many are still to be done, at this moment."""
         return self.gate.value
 
     cdef str describe(self):

@@ -215,6 +215,7 @@ cdef class Channel(Shared):
 
     @property
     def capacity(self):
+        """As given: how many items fit in while nobody receives."""
         return self.c.capacity
 
     def __len__(self):
