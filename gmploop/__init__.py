@@ -53,6 +53,9 @@ if sys.version_info < (3, 16):  # asyncio has policies until then
 
 if not TYPE_CHECKING:
 
+    def __dir__():
+        return {*globals(), *__all__}
+
     def __getattr__(name):
         if name == "UvicornWorker":  # made when asked for: it imports gunicorn and uvicorn
             from gmploop.policy import uvicorn_worker

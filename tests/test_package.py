@@ -99,6 +99,11 @@ def test_what_is_installed_runs(venv, tmp_path):
     assert "requires" not in check(sys.executable, "-m", "pip", "--python", venv, "check")
 
 
+def test_dir_lists_what_is_imported_later_too():
+    code = "import gmploop; print(set(gmploop.__all__) - set(dir(gmploop)), '__version__' in dir(gmploop))"
+    assert check(sys.executable, "-c", code, cwd=ROOT) == "set() True\n"
+
+
 @pytest.mark.skipif(getattr(sys, "_is_gil_enabled", lambda: True)(), reason="needs a Python that runs without the GIL")
 def test_the_import_leaves_the_gil_off(venv, tmp_path):
     code = "import sys, asyncio, gmploop; gmploop.run(asyncio.sleep(0)); print(sys._is_gil_enabled())"
