@@ -6,7 +6,8 @@ from typing import Any
 class Loop(asyncio.SelectorEventLoop):
     """An asyncio event loop on gmploop's core: every method of asyncio's, with its types."""
 
-    def __init__(self, *, poller: str = "auto", debug: bool | None = None) -> None: ...
+    def __init__(self, *, poller: str | None = "auto", debug: bool | None = None,
+                 write_batching: bool | None = None) -> None: ...
     async def create_server(self, protocol_factory: Callable[[], asyncio.BaseProtocol],
                             host: str | Sequence[str] | None = None, port: int | None = None, *, isolate: bool = False,
                             **options: Any) -> asyncio.Server: ...
