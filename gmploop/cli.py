@@ -43,8 +43,11 @@ serve runs an ASGI application on uvicorn; see serve --help.
                           modules are shared: make what belongs to a loop (pools, locks) in the program's main()
   --procs N               how many goroutines may run at once (also GMPLOOP_PROCS)
   --poller NAME           {pollers} (also GMPLOOP_POLLER)
-  --debug KEY=VALUE,...   asyncio=1: loops in asyncio's debug mode; schedtrace=MS, scheddetail=1, stall_ms=MS,
-                          preempt=handoff|observe: of goroutines (also GMPLOOP_DEBUG)
+  --debug KEY=VALUE,...   asyncio=0|1: asyncio's debug mode; stall_ms=MS: a callback that runs so long is counted;
+                          of goroutines: schedtrace=MS, scheddetail=0|1, preempt=handoff|observe, retake_ms=MS,
+                          latepoll_ms=MS, queue_ms=MS, nap_ms=MS, sigquit=0|1, events=0|1; of batched writes:
+                          batch_wait_us=US, batch_min_ready=N; of io_uring: uring_entries=N, uring_cq=N,
+                          uring_buffers=N. gmploop/config.py says what each means (also GMPLOOP_DEBUG)
   --version, -V           print the version
   --help, -h              print this
 """

@@ -316,6 +316,8 @@ def test_help_names_every_option(tmp_path, option):
     assert done.returncode == 0 and not done.stderr
     for word in "--poller", "--debug", "--version", "bench", "-m module", "GMPLOOP_POLLER", "auto, io_uring, epoll, kqueue":
         assert word in done.stdout
+    for key in config.DEBUG_KEYS:
+        assert f"{key}=" in done.stdout
 
 
 def test_bench_is_a_command_and_a_script_of_that_name_a_script(tmp_path):
