@@ -269,8 +269,8 @@ def makes_own_tasks() -> bool:
 
     GMPLOOP_TASKS is "own", "asyncio" or "auto": own ones before Python 3.14. They are quicker: sleep(0) takes 0.6 of the
     time, a wake-up through a future 0.4, spawn and gather 0.6. From 3.14 on `python -m asyncio ps` looks into processes
-    from outside and knows asyncio's own tasks only, so these stay the default there. Raises ValueError for another
-    value.
+    from outside and knows asyncio's own tasks only, so these stay the default there. Goroutines' worlds give gmploop's,
+    whatever is said here. Raises ValueError for another value.
     """
     value = os.environ.get("GMPLOOP_TASKS") or "auto"
     if value not in ("own", "asyncio", "auto"):
