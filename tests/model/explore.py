@@ -1,4 +1,5 @@
-"""Every interleaving of a few small programs that share some words.
+"""Every interleaving, without a bound on preemptions, of a few small programs that share some words. They are written in
+Python; explore.h runs C, with a bound.
 
 A program is a dict of labels. Under each stands a function `step(shared, local)`: one atomic step. It changes the two
 dicts that it is given and returns the label of the program's next step; or a list of (shared, local, label), if more

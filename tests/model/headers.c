@@ -1,5 +1,6 @@
-/* runq.h, gstate.h and scheduler.h in every interleaving up to a few preemptions: see explore.h. A test may be run with
- * headers that were broken on purpose: then it must find that. */
+/* runq.h, gstate.h, scheduler.h and sends.h in every interleaving up to a few preemptions, as many as the second argument
+ * says: see explore.h; test_headers.py has which. A test may be run with headers that were broken on purpose: then it must
+ * find that. */
 #define GL_RUNQ_CAP 4u
 #define GMPLOOP_DEBUG_STATES
 #include "explore.h"

@@ -1,4 +1,5 @@
-"""Posts from other threads against an owner that goes to sleep, step by step as in the core.
+"""Posts from other threads against an owner that goes to sleep, step by step as in the core: a transcription, which has to
+be kept like it by hand.
 
 The words that the threads share, as in g.pyx, gstate.h, runtime.pyx and poller_epoll.pyx:
     state   the state word of the G       inbox   the stack of posts, newest first

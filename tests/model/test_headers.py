@@ -1,4 +1,9 @@
-"""runq.h, gstate.h, scheduler.h and sends.h themselves in every interleaving of a few threads: headers.c, explore.h."""
+"""runq.h, gstate.h, scheduler.h and sends.h themselves, by headers.c and explore.h: a few threads, in every interleaving of
+at most two preemptions, of sends.h three; ring, one_p and two_ps with three as well if asked for with -m long.
+
+A fault that takes more preemptions, threads or posts is not found by this. Without a bound on preemptions test_park.py and
+test_inbox.py look at the same protocols, but at Python transcriptions of them.
+"""
 
 import os
 import pathlib

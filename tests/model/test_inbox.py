@@ -1,4 +1,8 @@
-"""Posts, sleep, wake-up and close in every interleaving: the protocol holds, and each broken variant is found out."""
+"""Posts, sleep, wake-up and close in every interleaving: the protocol holds, and each broken variant is found out.
+
+The protocol is protocol.py's, which writes the core's steps down again: every interleaving of those, of two posters
+with one or two posts each. That the core does the same is not checked here.
+"""
 
 import pytest
 

@@ -1,5 +1,6 @@
 """Work that is queued against threads that stop looking for it, in every interleaving: the order of steps in
-wakeup.h and findrunnable.h.
+wakeup.h and findrunnable.h, written down again here. However often threads take turns; but that the headers do the same
+is not checked: test_headers.py runs them themselves, up to a few preemptions.
 
 Two Ps, two Ms that hold them and find nothing, spinning or not, and somebody who injects Gs. The words they share:
     queue  the global queue's length      idle      how many Ps are in the idle list
