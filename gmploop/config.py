@@ -246,7 +246,8 @@ def parse_debug(text: str) -> dict[str, Any]:
 
 TRIM_BYTES = 32 << 20  # freed memory that stays with the process: 100 messages of 100 KB three times over; guessed
 MMAP_BYTES = 4 << 20  # blocks from here on are mapped and unmapped one by one; above the 1 MB messages measured
-BULK_BYTES = 32768  # read at once for data_received(): the next read makes no copy; at 16 KB no gain, at 32 KB a fifth: measured
+# Read at once for data_received(): the next read makes no copy; at 16 KB no gain, at 32 KB a fifth: measured.
+BULK_BYTES = 32768
 
 
 def tunes_malloc() -> bool:
@@ -295,7 +296,8 @@ STALL_MS = 100  # a callback that runs so long is counted; told in debug mode, s
 NAP_MIN_NS = 20_000  # between two looks while something happens; Go's
 NAP_QUOTA_MS = 50  # at most, under however small a quota: a tenth of a second is what people notice; guessed
 WORLD_TLS_BYTES = 32 << 10  # what a goroutine's TLS connections read into: two records; each has such a buffer; guessed
-TOLD_S = 1.0  # so long a callback of main()'s or another loop's goes on before debug mode tells; guessed: asyncio tells at its end
+# So long a callback of main()'s or another loop's goes on before debug mode tells; guessed: asyncio tells at its end.
+TOLD_S = 1.0
 LOOP_NAP_MS = 10  # between two looks at loops with a thread of their own: a stall is seen a tenth late at most; guessed
 NAP_MAX_MS = 1  # between two looks while a P is busy: 10 ms (Go's) make the p99 beside a blocker 18 ms; measured
 NAP_FULL_MS = 2  # while all are, and each CPU has one: a look interrupts one, and 1,000 a second took 3 % of both; measured
