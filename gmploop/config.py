@@ -162,8 +162,10 @@ BATCH_TOTAL_BYTES = 16384  # of one connection's writes; guessed
 BATCH_ENTRIES = 128  # sends that one system call carries; more take another; guessed
 BATCH_MIN_READY = 4  # callbacks that must be ready beside the one that writes: with less to do nothing is gained; measured
 BATCH_WAIT_US = 1000  # after so long a turn sends what waits, a fourth later another thread: what people do not notice
-BATCH_IDLE_LOOKS = 4  # looks without any, BATCH_WAIT_US apart, after which the thread that sees to that sleeps: each costs 10 us
-BATCH_CALM_LOOKS = 64  # looks that found nothing late, after which they are farther apart: so nearly each turn was shorter; guessed
+# Looks without any, BATCH_WAIT_US apart, after which the thread that sees to that sleeps: each costs 10 us.
+BATCH_IDLE_LOOKS = 4
+# Looks that found nothing late, after which they are farther apart: so nearly each turn was shorter; guessed.
+BATCH_CALM_LOOKS = 64
 BATCH_CALM_WAITS = 4  # so many BATCH_WAIT_US between looks then
 
 
@@ -172,7 +174,8 @@ def batch_tunables() -> dict[str, int]:
     debug = parse_debug(os.environ.get("GMPLOOP_DEBUG", ""))
     wait_ns = debug.get("batch_wait_us", BATCH_WAIT_US) * 1000
     return {"wait_ns": wait_ns, "calm_ns": BATCH_CALM_WAITS * wait_ns, "idle_looks": BATCH_IDLE_LOOKS,
-            "calm_looks": BATCH_CALM_LOOKS, "entries": BATCH_ENTRIES, "min_ready": debug.get("batch_min_ready", BATCH_MIN_READY)}
+            "calm_looks": BATCH_CALM_LOOKS,
+            "entries": BATCH_ENTRIES, "min_ready": debug.get("batch_min_ready", BATCH_MIN_READY)}
 
 
 # -- turns of a loop
