@@ -71,10 +71,12 @@ async def write_bytes(path: Path, data: Buffer) -> int:
     """Make data, bytes-like, the whole content of the file, which is made if it is not there; the number of bytes.
 
     path as of open(). Raises OSError with errno and filename; TypeError, the file left as it is, for data that is not
-    bytes-like; BufferError for what is not C-contiguous. Not atomic: the file is emptied first, and a call that fails
+    bytes-like, BufferError for what is not C-contiguous. Not atomic: the file is emptied first, and a call that fails
     after that or is cancelled may leave any part. In a task of any loop.
     """
-    with memoryview(data):          # TypeError before the file is emptied
+    with memoryview(data) as view:          # both errors before the file is emptied
+        if not view.c_contiguous:
+            raise BufferError("the data is not C-contiguous")
         async with open(path, "wb") as file:
             return await file.write(data)
 
