@@ -98,7 +98,7 @@ def test_handlers_run_on_different_threads_at_once(runtime):
 
 
 def test_busy_connections_share_the_ps(runtime):
-    """A new one goes to a P that has less to do: neither of two does nearly all, unless the machine is busy elsewhere."""
+    """A P that has nothing to do steals: neither of two does nearly all, unless the machine is busy elsewhere."""
     def runs():
         return [proc["runs"] for proc in gmploop.stats()["per_proc"][:2]]
 

@@ -90,12 +90,14 @@ def test_steals_are_counted(run):
         await asyncio.gather(*others)
 
     async def main():
-        before = total("steals"), total("stolen"), gmploop.stats()["spins"]
+        before = counts()
         await go(busy)
-        return [after - old for after, old in zip((total("steals"), total("stolen"), gmploop.stats()["spins"]), before,
-                                                  strict=True)]
-    steals, stolen, spins = run(main())
-    assert spins >= 1 and (stolen >= steals >= 1 or gmploop.stats()["retakes"])
+        return [after - old for after, old in zip(counts(), before, strict=True)]
+
+    def counts():
+        return total("steals"), total("stolen"), gmploop.stats()["spins"], gmploop.stats()["retakes"]
+    steals, stolen, spins, retakes = run(main())
+    assert spins >= 1 and (stolen >= steals >= 1 or retakes)        # after 10 ms sysmon gives the P itself to another
 
 
 def test_hand_offs_and_stalls_are_counted(run):
