@@ -184,14 +184,16 @@ def batch_tunables() -> dict[str, int]:
 # as much as ten callbacks, and they are late by no more than that (asyncio's by up to a millisecond).
 TIMERS_APART_US = 200  # guessed; the kernel's own slack is 50 us
 TIMERS_MANY = 4  # guessed
-# Callbacks after which a long turn sends what waits, a power of 2: two thirds of a millisecond of small requests. Turns of
-# longer callbacks do so when the thread that looks asks for it. sysmon, too, sees by it that the turn goes on.
+# Callbacks after which a long turn sends what waits, a power of 2: two thirds of a millisecond of small requests. sysmon,
+# too, sees by it that the turn goes on. And those, less, after which it looks how long it has lasted, to send what has
+# waited three quarters of a millisecond; of callbacks so long that more have passed by then, a thread asks (core/flusher.h).
 SENDS_EVERY = 64  # guessed
+LOOK_EVERY = 8  # a look takes 10 ns
 
 
 def turn_tunables() -> dict[str, float]:
     """What core.runtime takes, from the figures above."""
-    return {"apart_s": TIMERS_APART_US * 1e-6, "many": TIMERS_MANY, "sends_every": SENDS_EVERY}
+    return {"apart_s": TIMERS_APART_US * 1e-6, "many": TIMERS_MANY, "sends_every": SENDS_EVERY, "look_every": LOOK_EVERY}
 
 
 # -- io_uring

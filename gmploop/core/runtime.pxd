@@ -21,6 +21,7 @@ cdef class OwnThread(Apart):
     cdef RestWatch rest                 # None but in gmploop.run()
     cdef dict task_kwargs               # {"loop": the loop}, made once; None when it is closed
     cdef unsigned long long polled_at   # gl_ticks() of the last poll
+    cdef unsigned long long sent_at     # and of when, within a turn, what that had written was sent last
     cdef gl_watched watched             # as sysmon sees the loop
 
 cdef class LoopCore(G):
@@ -39,6 +40,7 @@ cdef class LoopCore(G):
     cdef double clock(self) except? -1
     cdef int poll_io(self) except -1
     cdef int turn(self) except -1
+    cdef bint sends_wait(self, size_t n) noexcept
     cdef long long wait_ns(self) except? -2
     cdef int own(self) except -1
     cdef int disown(self) except -1

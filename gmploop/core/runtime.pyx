@@ -54,6 +54,8 @@ cdef gl_sched *S = sched()
 cdef double APART_S = 200e-6
 cdef size_t MANY = 4
 cdef size_t SENDS_MASK = 63         # SENDS_EVERY - 1
+cdef size_t LOOK_MASK = 7           # LOOK_EVERY - 1
+cdef unsigned long long SENDS_TICKS = 15 * GL_TICKS_LITTLE      # about three quarters of a millisecond
 
 cdef extern from *:
     """
@@ -92,10 +94,10 @@ def configure(tasks_module, futures_module, create_task, plain_socket_type, str 
     stock_task, stock_eager_factory = tasks_module.Task, getattr(tasks_module, "eager_task_factory", None)
 
 
-def set_tunables(*, double apart_s, size_t many, size_t sends_every):
+def set_tunables(*, double apart_s, size_t many, size_t sends_every, size_t look_every):
     """See config.py."""
-    global APART_S, MANY, SENDS_MASK
-    APART_S, MANY, SENDS_MASK = apart_s, many, sends_every - 1
+    global APART_S, MANY, SENDS_MASK, LOOK_MASK
+    APART_S, MANY, SENDS_MASK, LOOK_MASK = apart_s, many, sends_every - 1, look_every - 1
 
 
 # Injected by gmploop.loop: called by a loop that finds that sysmon does not look at it.
@@ -537,10 +539,20 @@ cdef class LoopCore(G):
                 h = <Handle><PyObject *>entry
                 Py_DECREF(h)
                 self.run_handle(h)
-            if n and (not n & SENDS_MASK or load_int(self.poller.due)):
+            if n and (not n & LOOK_MASK and self.sends_wait(n) or load_int(self.poller.due)):
                 gl_beat(&(<OwnThread>self.apart).watched, 2)
                 self.poller.flush()
+                (<OwnThread>self.apart).sent_at = gl_ticks()
         return 0
+
+    cdef bint sends_wait(self, size_t n) noexcept:
+        """Whether what has been written in this turn, of which n callbacks are left, has waited long enough."""
+        cdef OwnThread own = <OwnThread>self.apart
+        cdef unsigned long long now
+        if not n & SENDS_MASK:
+            return True
+        now = gl_ticks()
+        return now - own.polled_at > SENDS_TICKS and now - own.sent_at > SENDS_TICKS
 
     cdef int run_entry(self, size_t entry) except -1:
         cdef PyObject *p = <PyObject *>(entry & ~<size_t>3)

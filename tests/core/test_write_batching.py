@@ -11,7 +11,7 @@ import time
 import gmploop
 import pytest
 from gmploop import config
-from gmploop.core import batch
+from gmploop.core import batch, runtime
 from support import Recorder, child_output, link, reset, result_of, tcp_pair, turns, unix_pair
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.gmploop_only]
@@ -295,9 +295,17 @@ def test_a_long_turn_sends_on_its_way(patient, run, loop):
     run(main())
 
 
-def test_a_turn_that_lasts_sends_between_two_callbacks_what_has_waited(patient, run, loop):
+@pytest.fixture
+def looks():
+    yield lambda every: runtime.set_tunables(**config.turn_tunables() | {"look_every": every})
+    runtime.set_tunables(**config.turn_tunables())
+
+
+@pytest.mark.parametrize("every, wait_ns", [(8, 10 ** 12), (1 << 20, 400_000_000)], ids=["it looks", "it is asked"])
+def test_a_turn_that_lasts_sends_between_two_callbacks_what_has_waited(patient, looks, run, loop, every, wait_ns):
     """Together, that is: it is not left to the thread that sends one by one, as long as callbacks come to an end."""
-    batch.configure(**config.batch_tunables() | {"wait_ns": 400_000_000, "min_ready": 0})
+    looks(every)
+    batch.configure(**config.batch_tunables() | {"wait_ns": wait_ns, "min_ready": 0})
     seen = []
 
     def look_and_take_time(far):
