@@ -192,7 +192,7 @@ class Run:
         """For LoopCore._watch_rest(), when `main` runs on `loop`, by the main thread."""
         watch = rest.watched(loop, -1 if loop._ssock is None else loop._ssock.fileno())
         if watch is not None:
-            return watch
+            return None if watch is True else watch     # the end of what is under way wakes the loop, which looks again
         rest.want(loop._write_to_self)
         text = find(loop)
         if isinstance(text, str):

@@ -162,16 +162,18 @@ def run(
     asyncio.set_event_loop(runner.get_loop())
     try:
         with runner:
+            fatal: BaseException | None = None
             if procs is not None:
                 _goroutines().set_procs(procs)
             try:
                 return _run_main(runner, main)
-            except OSError:
-                if isinstance(runner.get_loop(), Loop):
+            except BaseException as exc:
+                fatal = exc
+                if isinstance(exc, OSError) and isinstance(runner.get_loop(), Loop):
                     runner.get_loop().poller.outlive()
                 raise
             finally:
-                _end_goroutines(runner.get_loop(), shutdown_timeout, sys.exception())
+                _end_goroutines(runner.get_loop(), shutdown_timeout, fatal)
     finally:
         asyncio.set_event_loop(None)
 
@@ -230,8 +232,8 @@ def _end_goroutines(loop: asyncio.AbstractEventLoop, timeout: float | None, ende
             if exc is not fatal:
                 raise
     for task in tasks:
-        if task.done() and not task.cancelled():
-            task.exception()
+        if getattr(task, "_exception", None) is fatal and task.done():
+            task.exception()            # it need not be told again
 
 
 def _run_unlocked(main: Any, debug: bool | None, procs: int | None, timeout: float | None) -> Any:

@@ -38,6 +38,8 @@ cdef extern from *:
 cdef extern from "Python.h":
     object PyContext_CopyCurrent()
     PyObject *PyException_GetTraceback(object)
+    void PyErr_SetObject(object, object)
+    void PyErr_WriteUnraisable(object)
 
 cdef extern from "atomics.h" nogil:
     flag load_flag "gl_load_acquire"(flag *)
@@ -306,20 +308,31 @@ cdef class Goroutine:
     def __del__(self):
         if gl_fate_status(&self.fate) == FAILED and not gl_fate_seen(&self.fate):
             if not isinstance(failure(self), (SystemExit, KeyboardInterrupt)):
-                report_unseen(self, failure(self))
+                report_unseen(self)
 
 
-def report_unseen(Goroutine handle, exc):
+cdef int report_unseen(Goroutine handle) except -1:
     """Nobody has seen the exception: the exception handler of the loop that made the goroutine does."""
     maker = maker_of(handle)
     if type(maker) is Named:
         maker = (<Named>maker).maker
-    pass_on(maker, {"message": f"Goroutine exception was never retrieved: {handle.get_name()}", "exception": exc}, 0)
+    return pass_on(handle, maker, {"message": f"Goroutine exception was never retrieved: {handle.get_name()}",
+                                   "exception": failure(handle)}, 0)
 
 
-cdef int pass_on(maker, dict context, int asked) except -1:
+cdef int pass_on(whom, maker, dict context, int asked) except -1:
     """Have the maker's exception handler called: in the maker, or, when that is over, in the loop from which it came, or,
-    when that is closed too, here, as asyncio does for a task. `asked`: how many of these were."""
+    when that is closed too, here, as asyncio does for a task. `asked`: how many of these were. For finalizers, of `whom`:
+    what fails here is told to sys.unraisablehook."""
+    try:
+        ask_next(maker, context, asked)
+    except BaseException as exc:
+        PyErr_SetObject(type(exc), exc)
+        PyErr_WriteUnraisable(whom)
+    return 0
+
+
+cdef int ask_next(maker, dict context, int asked) except -1:
     while asked < 2:
         loop = maker if asked == 0 else getattr(maker, "home", None)
         asked += 1
@@ -357,7 +370,7 @@ cdef class Unseen:
 
     def __del__(self):
         if not self.called:
-            pass_on(self.maker, self.context, self.asked)
+            pass_on(self, self.maker, self.context, self.asked)
 
 
 cdef extern from *:

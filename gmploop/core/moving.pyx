@@ -301,7 +301,7 @@ cdef class MovingCore(LoopCore):
         """What was ready before still runs, as it does with a task and its callbacks."""
         self.status, self.coro = status, value
         self.context = None
-        return self.push_root() if gl_ring_len(&self.ready) else self.root_over()
+        return self.push_root() if gl_ring_len(&self.ready) or load_head(&self.inbox) != NULL else self.root_over()
 
     cdef int show_root(self) except -1:
         """Make a task object of it."""

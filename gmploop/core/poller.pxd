@@ -52,7 +52,7 @@ cdef class Watch:
     cdef int push(self, uint32_t events) except -1
     cdef bint is_transport(self)
     cdef bint is_ended(self)
-    cdef bint asked_for(self)
+    cdef int asked(self)
 
 cdef class Poller:
     cdef G g

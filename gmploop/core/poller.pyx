@@ -94,9 +94,9 @@ cdef class Watch:
     cdef bint is_ended(self):
         return True
 
-    cdef bint asked_for(self):
-        """Whether nothing comes by it but what a task of its loop waits for."""
-        return False
+    cdef int asked(self):
+        """Of a ring for operations that its loop asks for: how many there are; -1: it is no such thing."""
+        return -1
 
     cdef int push(self, uint32_t events) except -1:
         """Put the watch in its world's ready ring (once), with these events."""

@@ -93,10 +93,13 @@ def sleeps(MovingCore world not None):
 
 
 def watched(LoopCore loop not None, int but):
-    """A descriptor that a loop's own poller has to do with, other than the number `but` and that of its ring for files:
-    its watch; or None."""
+    """A descriptor that a loop's own poller has to do with, other than the number `but`: its watch, or True if it is only
+    that of its ring for files, in which something is under way; or None."""
     cdef Watch w
+    cdef object under_way = None
     for w in loop.poller.table:
-        if w is not None and w.fd != but and not w.asked_for():
-            return w
-    return None
+        if w is not None and w.fd != but and w.asked():
+            if w.asked() < 0:
+                return w
+            under_way = True
+    return under_way

@@ -418,6 +418,8 @@ cdef class LoopCore(G):
             self.push_handle(h)
         else:
             self.post(h)
+            if self.gone():             # it may have been emptied before the post
+                self.purge()
         return h
 
     def call_later(self, delay, callback, *args, context=None):

@@ -40,7 +40,7 @@ import os
 from gmploop.core.descriptor cimport (
     Descriptor, CACHED_MAX, open_cached, fill_cached, read_cached, read_file_cached)
 from gmploop.core.g cimport G, gl_ring_len
-from gmploop.core.handle cimport gl_world_mine
+from gmploop.core.handle cimport gl_monotonic, gl_world_mine
 from gmploop.core.operation cimport NEW, FLYING, LANDED, ENDED
 from gmploop.core.poller cimport Poller, EV_IN, EV_START, fork_generation
 
@@ -68,6 +68,9 @@ def configure(*, unsigned entries, unsigned cq_entries, int credit, int credit_b
     global ENTRIES, CQ_ENTRIES, CREDIT, CREDIT_BYTES, FILE_CREDIT, DRAIN_MS
     ENTRIES, CQ_ENTRIES, CREDIT, CREDIT_BYTES = entries, cq_entries, credit, credit_bytes
     FILE_CREDIT, DRAIN_MS = file_credit, drain_ms
+
+cdef enum:
+    HURRY_MS = 100          # between two requests to end, when a loop closes; guessed
 
 cdef uint64_t NOBODY = <uint64_t>-1     # user_data of cancels
 
@@ -247,8 +250,8 @@ cdef class FileRing(Watch):
     cdef bint is_ended(self):
         return False
 
-    cdef bint asked_for(self):
-        return True
+    cdef int asked(self):
+        return self.flying
 
     cdef int open(self) except -1:
         cdef Poller poller = self.g.poller
@@ -582,7 +585,8 @@ cdef class FileRing(Watch):
     def close(self):
         """End the ring: what flies is cancelled, and waited for. From the loop's close()."""
         cdef FileOp op
-        cdef int fd, ready
+        cdef int fd, flying = self.flying + 1
+        cdef double deadline = 0
         if self.closed:
             return
         self.closed = True
@@ -597,15 +601,20 @@ cdef class FileRing(Watch):
         for op in self.slots[:]:
             if op is not None and op.state == FLYING:
                 op.abandoned, op.fut = True, None
-                self.cancel(op)
-        self.pump()
         while self.flying:
-            fd = self.r.fd
-            with nogil:
-                ready = gl_wait_readable(fd, DRAIN_MS)
-            if not ready:
+            if self.flying < flying:
+                flying, deadline = self.flying, gl_monotonic() + DRAIN_MS / 1000.0
+            elif gl_monotonic() > deadline:
                 break
+            for op in self.slots[:]:            # again, too: one that a worker has just begun can miss it
+                if op is not None and op.state == FLYING:
+                    self.cancel(op)
             self.pump()
+            fd = self.r.fd
+            if self.flying:
+                with nogil:
+                    gl_wait_readable(fd, HURRY_MS)
+                self.pump()
         if not self.flying:
             self.let_go()
             return

@@ -191,6 +191,42 @@ def test_an_error_that_nobody_sees_outlives_its_maker(run, errors, own_handler):
     errors.clear()
 
 
+def test_a_handler_that_exits_when_nobody_runs_its_loop_exits_nothing(program):
+    """As with asyncio's tasks: what a finalizer's handler raises is ignored, and told."""
+    done = program("""
+import asyncio, gmploop, sys, threading
+async def fails():
+    raise ValueError("unseen")
+async def main():
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: sys.exit(9))
+    handles = [gmploop.go(fails) for _ in range(2)]
+    await asyncio.wait(handles)
+    return handles
+handles = gmploop.run(main(), procs=2)
+handles.pop()
+thread = threading.Thread(target=handles.pop)
+thread.start()
+thread.join()
+print("goes on")
+""")
+    assert (done.stdout, done.returncode) == ("goes on\n", 0), done.stderr
+    assert done.stderr.count("SystemExit: 9") == 2
+
+
+def test_what_is_posted_while_the_root_makes_its_last_step_still_runs(run):
+    async def quick(log):
+        loop = asyncio.get_running_loop()
+        thread = threading.Thread(target=loop.call_soon_threadsafe, args=[log.append, "posted"])
+        thread.start()
+        thread.join()
+
+    async def main():
+        logs = [[] for _ in range(20)]
+        await asyncio.gather(*[go(quick, log) for log in logs])
+        return logs
+    assert run(main()) == [["posted"]] * 20
+
+
 @pytest.mark.parametrize("lock_main", [True, False])
 def test_an_error_that_nobody_sees_outlives_the_run(program, lock_main):
     done = program(f"""

@@ -84,6 +84,30 @@ gmploop.run(main(), lock_main={lock_main})
     assert (done.stdout, done.stderr, done.returncode) == ("lingers ends\n", "", 7)
 
 
+@pytest.mark.parametrize("ends", ["sys.exit(7)", "await go(quits)", ""])
+def test_sys_exit_hides_no_other_error(program, ends):
+    done = program(HEAD + f"""
+async def quits():
+    sys.exit(7)
+async def fails():
+    raise ValueError("of a task that nobody awaits")
+async def main():
+    global task
+    go(int)
+    task = asyncio.create_task(fails())
+    await asyncio.sleep(0)
+    {ends}
+try:
+    try:
+        sys.exit(7)
+    except SystemExit:
+        gmploop.run(main())
+finally:
+    del task
+""")
+    assert done.stderr.count("ValueError: of a task that nobody awaits") == 1 and done.returncode == (7 if ends else 0)
+
+
 @pytest.mark.parametrize("lock_main", [True, False])
 def test_ctrl_c_cancels_main(lock_main):
     source = HEAD + f"""
