@@ -375,7 +375,7 @@ def test_a_descriptor_closed_behind_the_loop_s_back_is_survived(loop_kind, kind,
             one, two = socket.socketpair()
             reader, writer = await asyncio.open_connection(sock=one)
             two.send(b"alive")
-            print((await asyncio.wait_for(reader.readexactly(5), 5)).decode())
+            print((await asyncio.wait_for(reader.readexactly(5), 5)).decode(), flush=True)
             writer.close()
             two.close()
 
