@@ -64,7 +64,8 @@ cdef class G:
     cdef int push_handle(self, Handle h) except -1
     cdef int post(self, Handle h) except -1
     cdef int drain_inbox(self) except -1
-    cdef bint take_inbox(self) noexcept
+    cdef int take_posts(self) noexcept
+    cdef bint take_inbox(self, bint but_events) noexcept
     cdef int put_back(self, PyObject *taken) noexcept
     cdef int take_due(self, double now) except -1
     cdef int add_timer(self, TimerHandle h, double key) noexcept

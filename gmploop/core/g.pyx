@@ -10,7 +10,8 @@ Who may touch what
   ABA cannot hurt: a push only links to the head it read, and whether that head is the same node as before or a reused
   one at the same address, it is the current list.
 - The order in which callbacks run is that in which they were handed in, by whomever, as on asyncio: the owner appends to
-  the ready ring what others have posted before it appends something itself.
+  the ready ring what others have posted before it appends something itself. Not events, which a world that moves gets as
+  posts: a loop looks for those when its turn begins, so they come behind what was handed in before that.
 - No wake-up is lost: see gstate.h. A post is inbox first, then notify; the owner going to sleep makes its CAS
   RUNNING -> IDLE only after it found ring and inbox empty, and the CAS fails if a notify came in between.
 - A timer is due when the clock, read after its deadline was set, has come to it: it never runs early, not by the clock's
@@ -40,6 +41,7 @@ cdef extern from "Python.h":
 cdef extern from "atomics.h" nogil:
     void *gl_exchange_acq_rel(PyObject **, PyObject *)
     PyObject *load_head "gl_load_relaxed"(PyObject **)
+    PyObject *load_inbox "gl_load_acquire"(PyObject **)
     int cas_ptr "gl_cas_ptr"(PyObject **, PyObject *, PyObject *)
 
 
@@ -167,7 +169,7 @@ cdef class G:
     cdef int push_entry(self, size_t entry) except -1:
         """Append to the ready ring, behind what has been posted; the caller has made the reference."""
         if load_head(&self.inbox) != NULL:
-            self.take_inbox()
+            self.take_posts()
         if gl_ring_push(&self.ready, entry) < 0:
             Py_DECREF(<object><PyObject *>(entry & ~<size_t>3))
             raise MemoryError()
@@ -213,19 +215,27 @@ cdef class G:
 
     cdef int drain_inbox(self) except -1:
         """Append what was posted to the ready ring, oldest first. By the owner."""
-        if not self.take_inbox():
+        if load_head(&self.inbox) != NULL and not self.take_inbox(False):
             raise MemoryError()
         return 0
 
-    cdef bint take_inbox(self) noexcept:
-        """The same; False without memory: it is still there the next time."""
+    cdef int take_posts(self) noexcept:
+        """The same with all but events. Without memory it is still there the next time."""
+        cdef PyObject *p = load_inbox(&self.inbox)
+        while p != NULL and load_flags(&(<Handle>p).flags) & EVENT:     # only the owner takes them away
+            p = (<Handle>p).next
+        if p != NULL:
+            self.take_inbox(True)
+        return 0
+
+    cdef bint take_inbox(self, bint but_events) noexcept:
+        """False without memory."""
         cdef PyObject *newest
         cdef PyObject *p
         cdef PyObject *next
         cdef PyObject *oldest = NULL
+        cdef PyObject *events = NULL
         cdef size_t n = 0
-        if load_head(&self.inbox) == NULL:
-            return True
         p = newest = <PyObject *>gl_exchange_acq_rel(&self.inbox, NULL)
         while p != NULL:
             n, p = n + 1, (<Handle>p).next
@@ -238,8 +248,13 @@ cdef class G:
             oldest, newest = newest, next
         while oldest != NULL:
             p, oldest = oldest, (<Handle>oldest).next
-            (<Handle>p).next = NULL
-            gl_ring_push(&self.ready, <size_t>p)
+            if but_events and load_flags(&(<Handle>p).flags) & EVENT:
+                (<Handle>p).next, events = events, p
+            else:
+                (<Handle>p).next = NULL
+                gl_ring_push(&self.ready, <size_t>p)
+        if events != NULL:
+            self.put_back(events)
         return True
 
     cdef int put_back(self, PyObject *taken) noexcept:

@@ -194,7 +194,7 @@ cdef class MovingCore(LoopCore):
     cdef int push_root(self) except -1:
         """It is to be stepped. The entry is the world itself. Without memory the next turn tries again."""
         if load_head(&self.inbox) != NULL:
-            self.take_inbox()           # first what was posted before
+            self.take_posts()           # first what was posted before
         self.parked = gl_ring_push(&self.ready, <size_t><PyObject *>self | 3) < 0
         if self.parked:
             take_flag(&self.woken, True)

@@ -284,3 +284,28 @@ def test_the_end_of_run_cancels_goroutines(lock_main):
         return "done"
     assert gmploop.run(main(), lock_main=lock_main) == "done"
     assert len(ended) == 5 and gmploop.stats()["goroutines"] == 0
+
+
+def test_events_come_behind_what_a_turn_hands_in(run):
+    """As on asyncio, which looks for them between turns: what a callback prepares is there when they come."""
+    async def look():
+        loop, log = asyncio.get_running_loop(), []
+        near, far = socket.socketpair()
+        loop.add_reader(near, log.append, "event")
+        await asyncio.sleep(0.01)
+        far.send(b"x")
+        gmploop.blocking(time.sleep, 0.02)      # another thread sees it
+        thread = threading.Thread(target=loop.call_soon_threadsafe, args=[log.append, "posted"])
+        thread.start()
+        thread.join()
+        loop.call_soon(log.append, "called")
+        while "event" not in log:
+            await asyncio.sleep(0)
+        loop.remove_reader(near)
+        near.close()
+        far.close()
+        return log[:3]
+
+    async def main():
+        return [await go(look) for _ in range(5)]
+    assert run(main()) == [["posted", "called", "event"]] * 5
