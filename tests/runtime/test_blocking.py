@@ -319,7 +319,7 @@ async def reads():
     loop.remove_reader(near)
 
 async def sleeps():
-    asyncio.get_running_loop().call_later(0.001, over.set)
+    asyncio.get_running_loop().call_later(0.05, over.set)       # block() has long begun
     await gmploop.go(block)
 
 async def main():
