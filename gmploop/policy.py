@@ -173,7 +173,10 @@ def run(
                     runner.get_loop().poller.outlive()
                 raise
             finally:
-                _end_goroutines(runner.get_loop(), shutdown_timeout, fatal)
+                try:
+                    _end_goroutines(runner.get_loop(), shutdown_timeout, fatal)
+                finally:
+                    fatal = None        # its traceback holds this frame
     finally:
         asyncio.set_event_loop(None)
 

@@ -2,8 +2,9 @@
  *
  * A batch holds the small sends of a loop's turn until the loop polls. `wait_ns` after the first was put there this thread
  * asks the owner for them (`due`), who sends them together before its next callback (an M before its next world): a turn of
- * many callbacks can take longer, though one of many short ones looks itself (runtime.pyx), to save these looks. If that does not come within a fourth of that time, since a callback blocks or computes,
- * the thread sends them itself, one by one. It needs no GIL, no ring and no Python: only send(2).
+ * many callbacks can take longer, though one of many short ones looks itself (runtime.pyx), to save these looks. If that does
+ * not come within a fourth of that time, since a callback blocks or computes, the thread sends them itself, one by one. It
+ * needs no GIL, no ring and no Python: only send(2).
  *
  * An entry is PENDING until somebody has sent it, then `sent` is what send() gave, or -errno. Who may do what, in the batch
  * of a loop with a thread of its own:
